@@ -45,14 +45,14 @@ types: $(VENV)/.installed
 tests: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not system"
 
-system-test: $(VENV)/.installed $(if $(CI),chromium)  ## Tests that start other programs: browsers, Spark, Flower, killed commands (3 minutes)
+system-test: $(VENV)/.installed $(if $(CI),chromium)  ## Tests that start other programs (browsers, Spark, Flower, killed commands), and those of the reproduction
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m system
 
 chromium:  ## Chromium for the tests of pages, from Debian (as root), unless there is one
 	@command -v chromium >/dev/null || { apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
 
-mutants: $(VENV)/.installed  ## Break the code in more than 300 ways and show that the tests notice each (5 to 15 minutes)
+mutants: $(VENV)/.installed  ## Break the code in more than 800 ways and show that a test fails for each (20 to 40 minutes)
 	$(BIN)/python -m tests.mutants.run
 
 format: $(VENV)/.installed  ## Format the code

@@ -1,15 +1,19 @@
-"""How many user updates a second, beside Apple's pfl 0.6, in the same run on the same processor?
+"""Compare the user updates per second of Unheard with those of Apple's pfl 0.6, in one process tree on the same CPU.
 
 Run it: python benchmarks/against_pfl.py [--venv DIR] [--users 16] [--repeats 5] [--threads 2] [--store CORPUS] [--json]
 
-Compared is one round of the paper's user update: the tied LSTM (V = 10,000, D = 96, H = 256, word vectors of norm 1), 1,601 tokens
-a user in 20 local batches of 8 x 10, one epoch of SGD with learning rate 6, flat clip S = 15, z = 1, the server's step. Unheard
-clips after every local step, sums exactly, and draws its noise from a secure generator; pfl clips once at the end, sums floats, and
-draws from torch's. pfl_side.py is pfl's side, written with torch's fused LSTM. pfl may choose: one process with all threads, one
-process with one, or as many processes (its own workers) as threads; whichever is fastest here is compared, and all are shown. Its
-allocator is told to keep freed memory, which makes pfl up to a quarter faster (--default-malloc leaves that out); ours is not.
-First both sides compute one user's update without clip or noise from the same parameters: it must be the same update.
-The sides take turns. On a machine with other work, seconds say little; processor seconds a user say more.
+Both sides compute one round of the paper's user update: the tied LSTM (V = 10,000, D = 96, H = 256, word vectors of
+norm 1), 1,601 tokens per user in 20 local batches of 8 x 10, one epoch of SGD with learning rate 6, flat clip S = 15,
+z = 1, and the server's step. Unheard clips after every local step, sums integers exactly, and draws its noise from a
+secure generator. pfl clips once at the end, sums floats, and draws its noise from torch's generator.
+
+pfl_side.py is the program of pfl's side, written with torch's fused LSTM. pfl is run in three ways: one process with
+all threads, one process with one thread, and as many processes (pfl's own workers) as threads. The fastest is compared,
+and all are printed. pfl's allocator is set to keep freed memory, which makes pfl up to a quarter faster
+(--default-malloc keeps the default); the allocator of Unheard has its default.
+
+First both sides compute one user's update without clip and noise from the same parameters; the updates must agree. Then
+the sides take turns. If other programs use the machine, compare processor seconds per user instead of users per second.
 """
 
 import argparse
@@ -39,16 +43,18 @@ from unheard.randomness import reproducible_generator, secure_generator
 from unheard.updates.user_update import User, windows_of
 
 TOKENS, CLIP_NORM, NOISE_MULTIPLIER = 1601, 15.0, 1.0
+"""Tokens per user, S and z."""
 SAME_UPDATE = {"float32": 1e-3, "bfloat16": 0.1}
-"""The largest relative difference of one user's update that is still rounding, by precision."""
+"""Largest relative difference of the two updates that rounding can explain, by precision."""
 
 
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
-"""glibc's allocator gives large tensors back to the system when they are freed, and faults them in again at the next step."""
+"""Environment variables that make glibc's allocator keep freed memory. By default it returns large tensors to the
+system, which causes page faults at the next step."""
 
 
 class Ours:
-    """Unheard's side: a cohort through the engine, the average, the noise, the server's step."""
+    """Unheard's side: it sums the updates of a cohort, averages, adds noise and takes the server's step."""
 
     def __init__(self, users: list[User], vocabulary_size: int, threads: int, precision: str) -> None:
         torch.set_num_threads(threads)
@@ -57,17 +63,19 @@ class Ours:
         self.engine = EngineChoice(kind="auto", device="cpu", precision=precision).build(self.model)
 
     def plan(self, clip, noise) -> RoundPlan:
+        """Return the plan of a round with this clip and noise."""
         sampling = unheard.PoissonSampling(users_per_round=len(self.users))
         parts = dict(population=10 * len(self.users), sampling=sampling, update=unheard.FedAvg())
         return unheard.Plan(**parts, clip=clip, noise=noise).at(0, self.model.layout)
 
     def one_delta(self) -> np.ndarray:
+        """Return the update of the first user without clip and noise."""
         plan = self.plan(NoClip(), NoNoise())
         total = self.engine.sum_updates(self.params_P, self.users[:1], plan, reproducible_generator(0))
         return (total.units_P.double() * total.grid).numpy()
 
     def round(self, num_users: int) -> tuple[float, float]:
-        """Seconds, and processor seconds."""
+        """Run one round and return its seconds and processor seconds."""
         plan = self.plan(unheard.FlatClip(norm=CLIP_NORM), unheard.GaussianNoise(noise_multiplier=NOISE_MULTIPLIER))
         began, processor = time.perf_counter(), processor_seconds()
         total = self.engine.sum_updates(self.params_P, self.users[:num_users], plan, reproducible_generator(0))
@@ -77,7 +85,15 @@ class Ours:
 
 
 class Theirs:
-    """pfl's side: worker processes in its own environment, spoken to in lines of JSON."""
+    """pfl's side: worker processes in pfl's environment, which receive and send lines of JSON.
+
+    Args:
+        python: The interpreter of the environment with pfl.
+        given: The file with initial parameters and users' windows.
+        processes: Number of workers.
+        threads: Threads per worker.
+        malloc: Environment variables of the allocator.
+    """
 
     def __init__(self, python: Path, given: Path, processes: int, threads: int, malloc: dict[str, str]) -> None:
         self.name = f"{processes} process{'es' if processes > 1 else ''} x {threads} thread{'s' if threads > 1 else ''}"
@@ -109,13 +125,15 @@ class Theirs:
         self.torch = {self._answer(worker)["torch"] for worker in self.workers}.pop()
 
     def _answer(self, worker: subprocess.Popen[str]) -> dict:
+        """Return the next answer of a worker. Exit if the worker has ended."""
         assert worker.stdout is not None
         line = worker.stdout.readline()
         if not line:
-            sys.exit("pfl's side ended; what it said is above. Is --venv an environment with pfl 0.6 and torch?")
+            sys.exit("pfl's side ended; its error is above. Does the environment --venv have pfl 0.6 and torch?")
         return json.loads(line)
 
     def _ask(self, request: dict) -> list[dict]:
+        """Send a request to all workers and return their answers."""
         for worker in self.workers:
             assert worker.stdin is not None
             worker.stdin.write(json.dumps(request) + "\n")
@@ -123,31 +141,40 @@ class Theirs:
         return [self._answer(worker) for worker in self.workers]
 
     def one_delta(self, folder: Path) -> np.ndarray:
+        """Return the update of the first user without clip and noise."""
         self._ask({"delta_to": str(folder / "delta.npy")})
         return np.load(folder / "delta.npy")
 
     def round(self, num_users: int) -> tuple[float, float]:
+        """Run one round and return the seconds of the slowest worker and the processor seconds of all."""
         answers = self._ask({"users": num_users})
         return max(a["seconds"] for a in answers), sum(a["processor"] for a in answers)
 
     def close(self) -> None:
+        """End the workers."""
         for worker in self.workers:
-            worker.communicate()  # no more requests: it ends
+            worker.communicate()  # a worker ends when its standard input is closed
 
 
 def processor_seconds() -> float:
+    """Return the processor seconds of this process so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def free_port() -> int:
+    """Return a TCP port that is free now."""
     with socket.socket() as s:
         s.bind(("localhost", 0))
         return s.getsockname()[1]
 
 
 def pfl_python(folder: Path | None) -> Path:
-    """The Python of an environment with pfl; made in the cache if there is none."""
+    """Return the interpreter of an environment with pfl. Create the environment if it does not exist.
+
+    Args:
+        folder: The environment; None for a folder in the user's cache.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     folder = folder or cache / "unheard" / "pfl-0.6"
     python = folder / "bin" / "python"
@@ -160,7 +187,12 @@ def pfl_python(folder: Path | None) -> Path:
 
 
 def users_of(store: Path | None, count: int) -> tuple[list[User], int]:
-    """Users of 1,601 tokens, and the size of their vocabulary: of a corpus, or drawn by Zipf's law from a fixed seed."""
+    """Return users of 1,601 tokens each, and the size of their vocabulary.
+
+    Args:
+        store: A token store; None for synthetic users, whose words follow Zipf's law with a fixed seed.
+        count: The number of users.
+    """
     if store is None:
         V, rng = 10_000, np.random.default_rng(0)
         share_V = 1 / np.arange(1, V + 1)
@@ -172,13 +204,21 @@ def users_of(store: Path | None, count: int) -> tuple[list[User], int]:
         users += [User(np.asarray(t[:TOKENS])) for t in corpus.train.users(numbers) if len(t) >= TOKENS]
         if len(users) >= count:
             return users[:count], len(corpus.vocabulary)
-    sys.exit(f"{store} has {len(users)} users of {TOKENS} tokens; {count} are asked for. Lower --users.")
+    sys.exit(f"{store} has {len(users)} users of {TOKENS} tokens, but --users asks for {count}. Lower --users.")
 
 
 def fastest(
     python: Path, given: Path, ways: list[tuple[int, int]], tries: int, malloc: dict[str, str]
 ) -> tuple[Theirs, dict[str, float]]:
-    """The way to run pfl that is fastest here, and the seconds a user of each."""
+    """Return pfl's side run in the fastest way on this machine, and the seconds per user of every way.
+
+    Args:
+        python: The interpreter of the environment with pfl.
+        given: The file with initial parameters and users' windows.
+        ways: Numbers of processes and of threads per process.
+        tries: Rounds of each way; the fastest round counts.
+        malloc: Environment variables of the allocator.
+    """
     found: dict[str, float] = {}
     best: Theirs | None = None
     for processes, each in dict.fromkeys(ways):
@@ -195,6 +235,7 @@ def fastest(
 
 
 def figures(rounds: list[tuple[float, float]], num_users: int) -> dict[str, float]:
+    """Return medians and best values of some rounds, each given by its seconds and processor seconds."""
     seconds, processor = zip(*rounds, strict=True)
     return {
         "users_per_second_median": num_users / median(seconds),
@@ -206,19 +247,19 @@ def figures(rounds: list[tuple[float, float]], num_users: int) -> dict[str, floa
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--venv", type=Path, help="an environment with pfl 0.6; without it, one is made in the cache")
-    words.add_argument("--users", type=int, default=16, help="users a round")
+    words.add_argument("--venv", type=Path, help="an environment with pfl 0.6; default: one is created in the cache")
+    words.add_argument("--users", type=int, default=16, help="users per round")
     words.add_argument("--repeats", type=int, default=5, help="rounds of each side")
     words.add_argument(
-        "--tries", type=int, default=2, help="rounds of each way to run pfl, before the fastest is chosen"
+        "--tries", type=int, default=2, help="rounds of each way to run pfl, from which the fastest way is chosen"
     )
-    words.add_argument("--pfl-as", metavar="PxT", help="run pfl only so: P processes of T threads each, say 2x1")
-    words.add_argument("--default-malloc", action="store_true", help="run pfl with the allocator as it comes")
-    words.add_argument("--threads", type=int, default=2, help="of each side")
+    words.add_argument("--pfl-as", metavar="PxT", help="run pfl only with P processes of T threads each, such as 2x1")
+    words.add_argument("--default-malloc", action="store_true", help="run pfl with the default allocator settings")
+    words.add_argument("--threads", type=int, default=2, help="threads of each side")
     words.add_argument(
-        "--precision", choices=list(SAME_UPDATE), default="float32", help="of our products; pfl has float32"
+        "--precision", choices=list(SAME_UPDATE), default="float32", help="precision of Unheard; pfl has float32"
     )
-    words.add_argument("--store", type=Path, help="a prepared corpus whose users to take, instead of synthetic ones")
+    words.add_argument("--store", type=Path, help="a token store whose users are used instead of synthetic ones")
     words.add_argument("--json", action="store_true", help="print one JSON object")
     asked = words.parse_args()
     ways = [(1, 1), (1, asked.threads), (asked.threads, 1)]
@@ -240,7 +281,7 @@ def main() -> None:
         difference = float(np.linalg.norm(one - theirs.one_delta(Path(folder))) / np.linalg.norm(one))
         if not difference < SAME_UPDATE[asked.precision]:
             sys.exit(
-                f"The two sides compute different updates: relative difference {difference:.1e}. Nothing is compared."
+                f"The two sides compute different updates: relative difference {difference:.1e}. No speed is compared."
             )
         ours.round(asked.users), theirs.round(asked.users)  # warm
         rounds = [(ours.round(asked.users), theirs.round(asked.users)) for _ in range(asked.repeats)]

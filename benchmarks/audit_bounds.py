@@ -1,13 +1,18 @@
-"""How much of a known epsilon the three lower bounds of the one-run audit show, on simulated mechanisms.
+"""Measure how close the three lower bounds of the one-run audit come to a known epsilon, on simulated mechanisms.
 
 Usage: python benchmarks/audit_bounds.py [repetitions]
 
-For each claim and each kind of rounds, a mechanism with exactly this epsilon is simulated with 4,000 canary users. The
-table lists the mean of each bound (distribution-free: of the first 20 simulations, f-DP: of the first 3); the median, the
-5 % quantile and the smallest of the parametric bounds as shares of the claim; how often the parametric bound was above
-the claim (at 95 % confidence it may be, in one of 20); and the share of the Fisher information about the factor s that
-the mean score uses. By the Cramér-Rao inequality no unbiased estimate of s from the same canaries has a standard error
-below the square root of that share times the error of this one.
+For each claim (4 and 8) and each entry of `ROUNDS`, a mechanism with exactly this epsilon is simulated with 4,000
+canary users. The columns of the table are:
+
+    distribution-free, f-DP, parametric     mean of each bound (over the first 20, the first 3, and all simulations)
+    median, 5 % quantile, lowest            of the parametric bounds, as shares of the claim
+    above the claim                         how often the parametric bound exceeds the claim; at 95 % confidence it may
+                                            in one of 20 simulations
+    information                             share of the Fisher information about the factor s that the mean score uses
+
+By the Cramér-Rao inequality, the standard error of any unbiased estimate of s from the same canaries is at least the
+square root of that share times the error of the mean score's estimate.
 """
 
 import math
@@ -25,10 +30,18 @@ from unheard.privacy.events import PoissonGaussian
 CANARIES = 4000
 DELTA = 1e-3 / CANARIES
 ROUNDS = ((1.0, 1), (1.0, 20), (0.1, 100), (0.02, 1000))
+"""Sampling probability and number of rounds of the simulated mechanisms."""
 
 
 def scores(seed: int, q: float, z: float, rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """The score of each canary and who was included, after rounds with sampling probability q and noise multiplier z."""
+    """Simulate a mechanism and return the score of each canary, and whether each canary was included.
+
+    Args:
+        seed: Seed of the simulation.
+        q: Sampling probability.
+        z: Noise multiplier.
+        rounds: Number of rounds.
+    """
     rng = np.random.default_rng(seed)
     included_M = rng.random(CANARIES) < 0.5
     score_M = np.zeros(CANARIES)
@@ -40,17 +53,18 @@ def scores(seed: int, q: float, z: float, rounds: int) -> tuple[np.ndarray, np.n
 
 
 def information_share(q: float, z: float) -> float:
-    """The information about s in the mean score of included canaries, as a share of all that their outputs have."""
+    """Return the Fisher information about s in the mean score of included canaries, as a share of all their outputs'."""
     signal, step = 1 / z, 1e-4
     x_N, width = np.linspace(-12.0, 12.0 + signal, 200_001, retstep=True)
     density_N = (1 - q) * stats.norm.pdf(x_N) + q * stats.norm.pdf(x_N - signal)
-    slope_N = q * signal * (x_N - signal) * stats.norm.pdf(x_N - signal)  # of the density, by s at s = 1
+    slope_N = q * signal * (x_N - signal) * stats.norm.pdf(x_N - signal)  # derivative of the density by s, at s = 1
     rounds = Counter({(q, signal): 1})
     slope = (score_moments(rounds, 1 + step)[0] - score_moments(rounds, 1 - step)[0]) / (2 * step)
     return slope**2 / score_moments(rounds, 1.0)[1] / float((slope_N**2 / density_N).sum() * width)
 
 
 def main(repetitions: int) -> None:
+    """Print the table. Each row has `repetitions` simulations."""
     print(
         "| q | rounds | z | claim | distribution-free | f-DP | parametric | median | 5 % quantile | lowest | above the claim "
         "| information |"
@@ -60,6 +74,7 @@ def main(repetitions: int) -> None:
         for claim in (4.0, 8.0):
 
             def excess(z: float, q: float = q, rounds: int = rounds, claim: float = claim) -> float:
+                """Return the epsilon at noise multiplier z minus the claim."""
                 event = PoissonGaussian(sampling_prob=q, noise_multiplier=z)
                 return best_epsilon([(event, rounds)], DELTA).epsilon - claim
 

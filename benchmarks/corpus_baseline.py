@@ -1,8 +1,10 @@
-"""What one writes first: pandas reads the lines, a regular expression finds the words, a dictionary numbers them.
+"""The baseline of corpus_throughput.py: a simple script with pandas, a regular expression and a dictionary of words.
 
-The yardstick of corpus_throughput.py. It does the same work on the same file: group by author, order by time, lower-
-case words and marks, BOS and EOS, a cap for each user, one flat array and its offsets. It reads everything into
-memory.
+It does the same work as `unheard prepare` on the same file: group by author, order by time, split into lower-case words
+and punctuation, add BOS and EOS, cut each user at a number of tokens, write one flat array and its offsets. It reads
+the whole file into memory.
+
+    python benchmarks/corpus_baseline.py INPUT.jsonl OUT TOKENS_PER_USER
 """
 
 import re
@@ -20,6 +22,13 @@ WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*|[^\s]")
 
 
 def main(path: str, out: str, cap: int) -> None:
+    """Write the token ids of a file of JSON lines to OUT.tokens and OUT.offsets.
+
+    Args:
+        path: The input, with `author`, `created_utc` and `body`.
+        out: Beginning of the names of the files to write.
+        cap: Largest number of tokens per user.
+    """
     ids = {word: i for i, word in enumerate(public_vocabulary().words)}
     frame = pd.read_json(path, lines=True, dtype=False)
     frame = frame.sort_values(["author", "created_utc"], kind="stable")

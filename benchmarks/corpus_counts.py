@@ -1,10 +1,11 @@
-"""Counts a corpus a second time, by other means, and compares: Python's own readers and a loop, no DuckDB.
+"""Count the rows, users and tokens of an input without DuckDB, and compare them with the counts of `unheard prepare`.
 
     unheard prepare posts.csv --user-field who --text-field what --out corpora/posts [--tokens-per-user N]
     python benchmarks/corpus_counts.py corpora/posts posts.csv --user-field who --text-field what [--table T]
 
-Reads CSV, TSV, JSON lines (.gz too), SQLite and Parquet (needs pyarrow); users, rows and tokens are counted as docs/corpus.md
-says, words by the definition (Hugging Face rules, nothing remembered). Prints both and exits 1 where they differ.
+The script reads CSV, TSV, JSON lines (also .gz), SQLite and Parquet (needs pyarrow) with Python's own readers. It
+counts as docs/corpus.md says, and splits words with the rules of the tokenizer, without a cache. It prints both counts,
+and its exit status is 1 if they differ.
 """
 
 import argparse
@@ -22,10 +23,20 @@ from unheard.corpus.store import TokenStore
 from unheard.corpus.tokenizers import WordTokenizer
 
 SPACE = " \t\n\r\v\f\u00a0\u2007\u202f\u3000\ufeff"
-Row = tuple[Any, Any] | None  # user and text, or None for a row that is no row
+"""Characters that do not count as a user's name or as text."""
+Row = tuple[Any, Any] | None
+"""User and text; None for a malformed row."""
 
 
 def rows_of(path: str, user: str, text: str, table: str | None) -> Iterator[Row]:
+    """Yield the rows of a file.
+
+    Args:
+        path: The file; its suffix says the format.
+        user: Name of the column of users.
+        text: Name of the column of texts.
+        table: Table of an SQLite file; None for the first.
+    """
     name = path.removesuffix(".gz")
     if name.endswith((".db", ".sqlite")):
         database = sqlite3.connect(path)
@@ -44,6 +55,7 @@ def rows_of(path: str, user: str, text: str, table: str | None) -> Iterator[Row]
 
 
 def _csv_rows(file: Any, name: str, user: str, text: str) -> Iterator[Row]:
+    """Yield the rows of a CSV or TSV file. A row with another number of fields or with invalid UTF-8 is malformed."""
     csv.field_size_limit(1 << 30)
     lines = (line.decode("utf-8", "surrogateescape") for line in file)
     reader = csv.reader(lines, delimiter="\t" if name.endswith(".tsv") else ",")
@@ -56,6 +68,7 @@ def _csv_rows(file: Any, name: str, user: str, text: str) -> Iterator[Row]:
 
 
 def _json_rows(file: Any, user: str, text: str) -> Iterator[Row]:
+    """Yield the rows of a file of JSON lines. A line that is not a JSON object is malformed."""
     for line in file:
         if not line.strip():
             continue
@@ -67,10 +80,18 @@ def _json_rows(file: Any, user: str, text: str) -> Iterator[Row]:
 
 
 def _decoded(value: Any) -> Any:
+    """Return bytes as text, and any other value unchanged."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def count(rows: Iterator[Row], minimum: int, cap: int | None) -> Counter[str]:
+    """Count rows, users and tokens.
+
+    Args:
+        rows: The rows of the input.
+        minimum: Users with fewer tokens are left out.
+        cap: Largest number of tokens per user; None for no limit.
+    """
     counts: Counter[str] = Counter()
     tokens: dict[str, int] = {}
     split = WordTokenizer().split_by_rules
@@ -92,6 +113,7 @@ def count(rows: Iterator[Row], minimum: int, cap: int | None) -> Counter[str]:
 
 
 def main() -> None:
+    """Print the counts of the store and of this script side by side."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("store", "input", "--user-field", "--text-field", "--table"):
         asked.add_argument(name)

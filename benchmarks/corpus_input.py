@@ -1,9 +1,9 @@
-"""Makes an input for load tests: JSON lines as of a message board, words by their public frequencies, no real person.
+"""Write a synthetic input for load tests: JSON lines like the export of a message board.
 
     python benchmarks/corpus_input.py OUT.jsonl GIBIBYTES [USERS]
 
-A few users write much and most write little (the n-th writes in proportion to n^(-2/3)), posts have 35 words on
-average, and times are out of order, as in a real export.
+Words are drawn by their public frequencies; no text is from a real person. A few users write much and most write little
+(user n writes in proportion to n^(-2/3)). Posts have 35 words on average, and are not in order of time.
 """
 
 import json
@@ -13,10 +13,19 @@ import numpy as np
 from wordfreq import get_frequency_dict
 
 WORDS = 200_000
+"""Number of different words."""
 POSTS_AT_ONCE = 20_000
+"""Number of posts that are drawn and written together."""
 
 
 def write_input(path: str, gibibytes: float, users: int) -> int:
+    """Write the input and return the number of posts.
+
+    Args:
+        path: The file to write.
+        gibibytes: Its least size.
+        users: Number of users.
+    """
     frequencies = get_frequency_dict("en")
     words = np.array(list(frequencies)[:WORDS], dtype=object)
     weights = np.array([frequencies[word] for word in words])

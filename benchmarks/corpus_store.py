@@ -1,9 +1,9 @@
-"""A store of the paper's size: how long it takes to make, to open, to draw a cohort from and to read it.
+"""Measure a store of the paper's size: the time to make it, to open it, to draw a cohort and to read its users.
 
     python benchmarks/corpus_store.py FOLDER [USERS] [TOKENS]
 
-FOLDER needs 3 GB for the paper's 763,430 users of 1,600 tokens. The store follows the word statistics of the default
-corpus. Reading is measured twice: just after opening, and again with the same cohort in the page cache.
+FOLDER needs 3 GB for the paper's 763,430 users of 1,600 tokens. The store has the word statistics of the demo corpus
+(chitchat). Reading is measured twice: just after opening, and again with the same cohort in the page cache.
 """
 
 import os
@@ -22,7 +22,7 @@ from unheard.randomness import secure_generator
 
 
 def milliseconds(action, times: int) -> tuple[float, object]:
-    """The median over some runs, and the last result."""
+    """Call a function several times; return the median of its milliseconds, and its last result."""
     found, result = [], None
     for _ in range(times):
         began = time.perf_counter()
@@ -32,6 +32,13 @@ def milliseconds(action, times: int) -> tuple[float, object]:
 
 
 def main(folder: Path, users: int, tokens: int) -> None:
+    """Make the store in a folder unless it exists, and print the times.
+
+    Args:
+        folder: The folder of the stores.
+        users: Number of users.
+        tokens: Tokens per user.
+    """
     like = folder / "chitchat"
     store = TokenStore.open(like) if like.exists() else unheard.prepare("chitchat", like)
     if not (folder / "load").exists():

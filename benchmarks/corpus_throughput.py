@@ -1,12 +1,14 @@
-"""How fast and in how much memory `prepare` turns JSON lines into a store, beside the script one writes first.
+"""Measure the speed and memory of `unheard prepare` on JSON lines, compared with a simple script (corpus_baseline.py).
 
     python benchmarks/corpus_input.py /tmp/input.jsonl 1
-    python benchmarks/corpus_throughput.py /tmp/input.jsonl            (both, and their ratio)
-    python benchmarks/corpus_throughput.py /tmp/input.jsonl --ours     (only ours: the other needs four times its input)
+    python benchmarks/corpus_throughput.py /tmp/input.jsonl            # both, and their ratio
+    python benchmarks/corpus_throughput.py /tmp/input.jsonl --ours     # only `prepare`: the script needs four times the
+                                                                       # size of its input in memory
 
-Both run in processes of their own on the same file, which has been read once before, so that neither waits for the disk: ours,
-theirs, ours again, and the ratio is to the mean of ours. Memory is the sum of the proportional set sizes of the process and
-its children, read once a second: to read it takes processor time, which ours lacks on two cores and theirs, on one, does not.
+Each program runs in its own process on the same file. The file is read once before, so that no program waits for the
+disk. The order is `prepare`, the script, `prepare`; the ratio uses the mean of the two runs of `prepare`. Memory is the
+sum of the proportional set sizes of a process and its children, read once a second. This reading takes processor time.
+On two cores it slows `prepare`, which uses both, but not the script, which uses one.
 """
 
 import os
@@ -20,6 +22,7 @@ import time
 from pathlib import Path
 
 CAP = 1600
+"""Largest number of tokens per user."""
 OURS = """
 import sys
 from unheard.corpus.pipeline import Preparation
@@ -36,7 +39,7 @@ if __name__ == "__main__":
 
 
 def family_memory(root: int) -> int:
-    """Bytes of a process and all its children, shared pages counted once."""
+    """Return the memory of a process and all its children in bytes. Shared pages are counted once."""
     total, waiting = 0, [root]
     while waiting:
         pid = waiting.pop()
@@ -54,12 +57,13 @@ def family_memory(root: int) -> int:
 
 
 def timed(command: list[str]) -> tuple[float, float, int]:
-    """Seconds, seconds of processor time over all cores, and peak bytes of a command."""
+    """Run a command; return its seconds, its processor seconds over all cores, and its peak memory in bytes."""
     began, spent, peak = time.perf_counter(), processor_seconds(), 0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     done = threading.Event()
 
     def watch() -> None:
+        """Read the memory of the command once a second until it has ended."""
         nonlocal peak
         while not done.wait(1.0):
             peak = max(peak, family_memory(process.pid))
@@ -75,11 +79,13 @@ def timed(command: list[str]) -> tuple[float, float, int]:
 
 
 def processor_seconds() -> float:
+    """Return the processor seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def main(path: str, only_ours: bool) -> None:
+    """Run the programs on a file and print their speed, memory and ratio."""
     megabytes = os.path.getsize(path) / 1e6
     with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.abspath(path))) as folder:
         script = Path(folder) / "ours.py"
@@ -100,12 +106,14 @@ def main(path: str, only_ours: bool) -> None:
 
 
 def _read_once(path: str) -> None:
+    """Read a file, so that it is in the page cache."""
     with open(path, "rb") as file:
         while file.read(1 << 24):
             pass
 
 
 def _ours(script: Path, path: str, folder: str, megabytes: float) -> tuple[float, float]:
+    """Run `prepare`, print its speed, and return its seconds and processor seconds."""
     seconds, processor, peak = timed([sys.executable, str(script), path, f"{folder}/store", str(CAP)])
     _print("prepare", megabytes, seconds, processor, peak)
     shutil.rmtree(f"{folder}/store")
@@ -113,6 +121,7 @@ def _ours(script: Path, path: str, folder: str, megabytes: float) -> tuple[float
 
 
 def _print(name: str, megabytes: float, seconds: float, processor: float, peak: int) -> None:
+    """Print the speed, the processor seconds and the peak memory of one program."""
     rate = megabytes / seconds
     print(f"{name}: {seconds:.1f} s, {rate:.1f} MB/s, processor {processor:.1f} s, peak {peak >> 20} MiB", flush=True)
 

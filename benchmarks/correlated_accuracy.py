@@ -1,14 +1,15 @@
-"""Accuracy of independent and of banded correlated noise at equal epsilon, on reviews_81.
+"""Compare the accuracy of independent noise and of banded correlated noise at equal epsilon, on reviews_81.
 
-    python -m reproduction.private_run prepare --data DATA --work WORK             the token store, once
+    python -m reproduction.private_run prepare --data DATA --work WORK             # the token store, once
     python -m benchmarks.correlated_accuracy --store WORK/reviews_81 --work RUNS --out results.json --stop-after 280
     python -m benchmarks.correlated_accuracy --show results.json
 
-1,000 users per round, 1,500 rounds, S = 8, epsilon 2 and 1 at delta 3.4e-7 for 750,000 users. The noise multipliers are
-those of `unheard plan --users 750000 --users-per-round 1000 --rounds 1500 --epsilon E --delta 3.4e-7 --compare-noise`.
-The pairs to compare train in the order of `PAIRS`, several side by side, until the time is over. A later call goes on
-where an earlier one stopped. On another machine it passes over the pairs that `--done results.json` has complete. Each
-run charges a ledger of its own: these are experiments on a public corpus.
+The runs have 1,000 users per round, 1,500 rounds and S = 8. Epsilon is 2 or 1 at delta 3.4e-7 for 750,000 users. The
+noise multipliers come from `unheard plan --users 750000 --users-per-round 1000 --rounds 1500 --epsilon E --delta 3.4e-7
+--compare-noise`. A pair is one run with each kind of noise. The pairs train in the order of `PAIRS`, several side by
+side, until the time limit is reached. A later call continues where an earlier one stopped. On another machine,
+`--done results.json` skips the pairs that are complete in this file. Each run has its own population ledger, because
+these are experiments on a public corpus.
 """
 
 import argparse
@@ -32,19 +33,28 @@ MULTIPLIERS = {
     (1, "independent"): (0.769, 1),
     (1, "banded"): (1.559, 24),
 }
-"""z and the number of groups, by epsilon and kind of noise."""
+"""Noise multiplier z and number of groups of the sampling, by epsilon and kind of noise."""
 KINDS = ("independent", "banded")
 SETTINGS = ({}, {"norm": 4.0}, {"learning_rate": 3.0}, {"norm": 16.0})
-"""At most four settings are tried for each epsilon and kind; the first is S = 8 and the paper's learning rate."""
+"""Settings that are tried for each epsilon and kind. The first is S = 8 and the paper's learning rate."""
 PAIRS = [(epsilon, 0, seed) for seed in (1, 2, 3) for epsilon in (2, 1)] + [
     (epsilon, setting, 1) for setting in (1, 3, 2) for epsilon in (2, 1)
 ]
-"""(epsilon, setting, seed), in their order."""
+"""The pairs in the order of training: epsilon, index in `SETTINGS`, seed."""
 ROUNDS = 1500
 
 
 def tables(store: Path, epsilon: int, kind: str, setting: dict[str, float], seed: int, scale: float) -> dict[str, Any]:
-    """The run file of one run."""
+    """Return the tables of the run file of one run.
+
+    Args:
+        store: The token store.
+        epsilon: 2 or 1.
+        kind: `independent` or `banded`.
+        setting: One of `SETTINGS`.
+        seed: Seed of the run.
+        scale: Factor on rounds and users; below 1 to try the script.
+    """
     z, groups = MULTIPLIERS[epsilon, kind]
     rounds, users = max(5, round(ROUNDS * scale)), max(4, round(1000 * scale))
     sampling: dict[str, Any] = {"kind": "poisson", "users_per_round": users}
@@ -78,12 +88,18 @@ def tables(store: Path, epsilon: int, kind: str, setting: dict[str, float], seed
 
 
 def name_of(pair: tuple[int, int, int], kind: str) -> str:
-    """The name of a run and of its folder."""
+    """Return the name of a run, which is also the name of its folder."""
     return "epsilon{}-setting{}-seed{}-{}".format(*pair, kind)
 
 
 def train_group(options: argparse.Namespace, pairs: Sequence[tuple[int, int, int]], until: float) -> bool:
-    """Train the runs of some pairs side by side, or go on with them. Returns whether all are complete."""
+    """Train the runs of some pairs side by side, or continue them, and return whether all are complete.
+
+    Args:
+        options: The options of the command.
+        pairs: The pairs.
+        until: Time at which training stops, by `time.monotonic`.
+    """
     from unheard import EngineChoice
     from unheard.training.loop import train_together
     from unheard.training.run import run_from_tables
@@ -103,7 +119,7 @@ def train_group(options: argparse.Namespace, pairs: Sequence[tuple[int, int, int
         kind="stacked" if is_gpu else "auto", device=options.device, precision="bfloat16" if is_gpu else "auto"
     )
     began, last = time.monotonic(), 0
-    # The statements of these experiments are of no interest.
+    # Do not write statements: nobody reads those of these experiments, and each takes seconds.
     with (
         patch("unheard.training.loop.write_statement", lambda *_: {}),
         closing(train_together(runs, engine=choice)) as reports,
@@ -122,13 +138,13 @@ def train_group(options: argparse.Namespace, pairs: Sequence[tuple[int, int, int
 
 
 def is_complete(options: argparse.Namespace, pair: tuple[int, int, int]) -> bool:
-    """Whether both runs of a pair were evaluated after their last round, here or in the results of an earlier call."""
+    """Return whether both runs of a pair were evaluated after their last round, here or in the file `--done`."""
     curves = collect(options)
     return all(max(map(int, curves.get(name_of(pair, kind)) or [0])) >= options.rounds for kind in KINDS)
 
 
 def collect(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Write the accuracy curves of all runs so far, with their origin, into the results file, and return the curves."""
+    """Write the accuracy curves of all runs so far, with their origin, to the results file, and return the curves."""
     earlier = json.loads(options.done.read_text()) if options.done else {}
     origins, curves = earlier.pop("origins", {}), earlier
     for folder in sorted(options.work.glob("epsilon*")):
@@ -141,7 +157,7 @@ def collect(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def show(path: Path) -> None:
-    """Print the last accuracy of each pair, smoothed over five evaluations, and the gain; and the mean over seeds."""
+    """Print the last accuracy of each pair, smoothed over five evaluations, the gain, and the mean gain over seeds."""
     curves = json.loads(path.read_text())
     gains: dict[str, list[float]] = {}
     for name, curve in sorted(curves.items()):
@@ -166,23 +182,24 @@ def show(path: Path) -> None:
 
 
 def main() -> None:
+    """Train the pairs that are not complete, or print a results file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", type=Path, help="the token store of reviews_81")
-    parser.add_argument("--work", type=Path, default=Path("correlated-runs"), help="run folders, to go on later")
+    parser.add_argument("--work", type=Path, default=Path("correlated-runs"), help="folder of the run folders")
     parser.add_argument("--out", type=Path, default=Path("correlated-accuracy.json"))
     parser.add_argument("--done", type=Path, help="results of an earlier call: complete pairs are not trained again")
-    parser.add_argument("--stop-after", type=float, default=1e9, help="seconds")
+    parser.add_argument("--stop-after", type=float, default=1e9, help="seconds after which training stops")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", type=float, default=1.0, help="shrinks rounds and users; to try the script")
     parser.add_argument("--pairs", type=int, default=len(PAIRS), help="train only the first N pairs")
-    parser.add_argument("--together", type=int, default=5, metavar="N", help="pairs side by side")
+    parser.add_argument("--together", type=int, default=5, metavar="N", help="number of pairs side by side")
     parser.add_argument("--show", type=Path, help="print a results file")
     options = parser.parse_args()
     if options.show:
         show(options.show)
         return
     if options.store is None:
-        parser.error("--store is needed")
+        parser.error("--store is required unless --show is given")
     began = time.monotonic()
     options.rounds = max(5, round(ROUNDS * options.scale))
     options.origin = facts(options.device) | {"store_content": content_digest(options.store)}

@@ -1,11 +1,11 @@
-"""kill -9 at every step of a run with correlated noise, or at random moments: the noise goes on, and no index is used twice.
+"""Check that a run with correlated noise that is killed (kill -9) continues its noise and uses no index twice.
 
-    python -m benchmarks.correlated_kills                     # at each step of two rounds, banded and BLT (minutes)
+    python -m benchmarks.correlated_kills                     # a kill at each step of a short run (takes minutes)
     python -m benchmarks.correlated_kills --random 50         # 50 kills of one run at random steps
 
-After each kill the run is resumed and completed, its ledger is checked (indices 0, 1, 2, ..., one mechanism), and the
-noise of each attempt is compared with that of all others: no two share a number. tests/training/test_noise_state.py does
-the same at a few steps.
+After the kills the run is resumed and completed. Then its ledger is checked: all events belong to one mechanism, and
+the indices are 0, 1, 2, ... The noise of each attempt is compared with that of all others: no two attempts may share a
+number. tests/training/test_noise_state.py does the same at a few steps.
 """
 
 import argparse
@@ -41,6 +41,13 @@ PARTS = {
 
 
 def run_of(place: Path, strategy: str, rounds: int) -> unheard.Run:
+    """Return a run of a tiny model.
+
+    Args:
+        place: Folder with the store.
+        strategy: A key of `PARTS`.
+        rounds: Number of rounds.
+    """
     sampling, noise = PARTS[strategy]
     return unheard.Run(
         corpus=place / "corpus",
@@ -59,10 +66,17 @@ def run_of(place: Path, strategy: str, rounds: int) -> unheard.Run:
 
 
 def go(run: unheard.Run, folder: Path, noise: Path) -> None:
-    """Train or resume, and save the noise of each attempt to a file of its own."""
+    """Train or resume a run, and save the noise of each attempt to its own file.
+
+    Args:
+        run: The run.
+        folder: The run folder; if it exists, the run is resumed.
+        noise: Folder for the noise.
+    """
     real = noise_state.CorrelatedNormals.take
 
     def take(self, count):
+        """Return the noise as the real method does, and save it under its index."""
         noise_P = real(self, count)
         np.save(noise / f"{self.history.index - 1}-{random.SystemRandom().getrandbits(32)}", noise_P.numpy())
         return noise_P
@@ -76,6 +90,8 @@ def go(run: unheard.Run, folder: Path, noise: Path) -> None:
 
 
 def killed(run: unheard.Run, folder: Path, noise: Path, at: int) -> int:
+    """Train or resume in a child process that kills itself at step `at`, and return its exit status."""
+
     def work() -> None:
         install(Steps(at, kill))
         go(run, folder, noise)
@@ -84,7 +100,11 @@ def killed(run: unheard.Run, folder: Path, noise: Path, at: int) -> int:
 
 
 def check(folder: Path, noise: Path, kills: int) -> int:
-    """Indices count up from 0 in one mechanism, and no two attempts share a number of their noise."""
+    """Check that indices count up from 0 and are used once, and that no two attempts share a number of their noise.
+
+    Returns:
+        The number of attempts in the ledger.
+    """
     events = Ledger.read(folder / "ledger.jsonl").events
     indices = [event.index for event in events if isinstance(event, CorrelatedGaussian)]
     assert indices == list(range(len(indices))), indices
@@ -98,6 +118,7 @@ def check(folder: Path, noise: Path, kills: int) -> int:
 
 
 def main() -> None:
+    """Make a small store and check both kinds of noise."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--random", type=int, default=0, metavar="N", help="kill one run N times at random steps")
     parser.add_argument("--seed", type=int, default=1)
@@ -117,9 +138,11 @@ def main() -> None:
 
 
 def at_every_step(place: Path, strategy: str, options: argparse.Namespace) -> None:
+    """For each step from the first round on: kill a new run at this step, resume it to its end, and check it."""
     noise = place / "noise"
 
     def list_steps() -> str:
+        """Train once without a kill and return the names of all steps as JSON."""
         steps = Steps(-1, kill)
         install(steps)
         noise.mkdir()
@@ -146,6 +169,7 @@ def at_every_step(place: Path, strategy: str, options: argparse.Namespace) -> No
 
 
 def at_random(place: Path, strategy: str, options: argparse.Namespace) -> None:
+    """Kill one run `--random` times at random steps, complete it, and check it."""
     noise, chance, kills = place / "noise", random.Random(options.seed), 0
     noise.mkdir()
     run = run_of(place, strategy, 10**4)

@@ -1,12 +1,13 @@
-"""The error of independent and correlated noise at equal epsilon, for seven populations, as a table.
+"""Print a table of the error of independent and correlated noise at equal epsilon, for seven settings.
 
     python -m benchmarks.correlated_noise                       # all rows; about five minutes on one CPU core
     python -m benchmarks.correlated_noise --rows 1 3
-    python -m benchmarks.correlated_noise --jax-privacy         # also recomputes each matrix with jax-privacy
+    python -m benchmarks.correlated_noise --jax-privacy         # also compute each error with jax-privacy
 
-The error is the root mean square over the rounds of the noise in each coordinate of the summed updates, in units of S
-(independent: z sqrt((T + 1) / 2)). "no sampling" is the better of banded and BLT noise with a minimum separation, both of
-which are shown. z is the least, in thousandths, whose epsilon is at most the target by the smaller of PLD and RDP.
+The error is the root mean square, over the rounds, of the noise in one coordinate of the sum of all updates so far, in
+units of S (for independent noise: z sqrt((T + 1) / 2)). "no sampling" means that users take part with a minimum
+separation instead of being sampled. z is the smallest multiple of 0.001 whose epsilon, by the smaller of PLD and RDP,
+is at most the target.
 """
 
 import argparse
@@ -28,7 +29,7 @@ ROWS = (
     (750_000, 1000, 1500, 1.0, 3.4e-7),
     (8815, 1000, 300, 8.0, 1e-5),
 )
-"""Users, users per round, rounds, epsilon, delta."""
+"""The settings: users, users per round, rounds, epsilon, delta."""
 HEADER = (
     "| users, per round, rounds, ε, δ | independent | banded, cyclic Poisson | banded, no sampling | BLT, no sampling |\n"
     "| --- | ---: | ---: | ---: | ---: |"
@@ -36,6 +37,7 @@ HEADER = (
 
 
 def cell(option: NoiseOption | None, independent: NoiseOption) -> str:
+    """Return the cell of one kind of noise: error, change against independent noise, separation b and z."""
     if option is None:
         return "-"
     if option is independent:
@@ -46,7 +48,10 @@ def cell(option: NoiseOption | None, independent: NoiseOption) -> str:
 
 
 def compare_with_jax_privacy(option: NoiseOption) -> str:
-    """Sensitivity and error of the option's matrix, and the optimum for as many bands, by jax-privacy."""
+    """Return a line with the error and sensitivity of the option's matrix as jax-privacy computes them.
+
+    For a banded matrix the line also has the error of the matrix that jax-privacy finds for as many bands.
+    """
     import jax
     from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
 
@@ -72,8 +77,11 @@ def compare_with_jax_privacy(option: NoiseOption) -> str:
 
 
 def main() -> None:
+    """Print the rows of the table and, on request, write the results to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=list(range(1, len(ROWS) + 1)), help="from 1 to 7")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=list(range(1, len(ROWS) + 1)), help="rows to compute, from 1 to 7"
+    )
     parser.add_argument("--accountant", default="best")
     parser.add_argument("--most-bands", type=int, default=1024)
     parser.add_argument("--jax-privacy", action="store_true")

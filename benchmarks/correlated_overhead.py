@@ -1,11 +1,11 @@
-"""What correlated noise adds to a round: seconds per round with independent, banded and BLT noise.
+"""Measure the time that correlated noise adds to a round: seconds per round with independent, banded and BLT noise.
 
     python -m benchmarks.correlated_overhead --seconds 60                  # the paper's model, 1,250 and 100 users per round
     python -m benchmarks.correlated_overhead --seconds 20 --users 20 --small
 
-Each kind of noise trains the same rounds in turn, several times, in one process; the medians are compared. So that the
-cohorts are the same size for all, cohorts are drawn by Poisson sampling in each case: only the noise differs. The cost
-of finding the users whose turn it is, and of saving the history, is measured by itself.
+The kinds of noise train in turn, several times, in one process; the medians are compared. All draw their cohorts by
+Poisson sampling, so that cohorts have the same size and only the noise differs. The time of cyclic sampling, and of
+saving the history of the noise, is measured separately.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.mechanism.aggregation import BoundedAverage
 from unheard.mechanism.correlated import CorrelatedNormals, NoiseHistory
-from unheard.mechanism.noise import standard_normals
+from unheard.mechanism.noise import in_units, standard_normals
 from unheard.mechanism.sampling import CyclicPoissonSampling, MinSeparationSampling, Turn
 from unheard.parameters import finish
 from unheard.performance.benchmark import benchmark_plan, synthetic_users
@@ -35,7 +35,7 @@ POPULATION = 750_000
 
 
 def noises(bands: int) -> dict[str, tuple]:
-    """The kinds of noise to compare, each with its sampler."""
+    """Return the kinds of noise to compare, each with its sampling (None for the sampling of the plan)."""
     return {
         "independent": (None, unheard.GaussianNoise(noise_multiplier=1.0)),
         f"banded, {bands} bands": (
@@ -50,13 +50,13 @@ def noises(bands: int) -> dict[str, tuple]:
 
 
 def poisson(users_per_round: int):
-    """A `draw` of the same cohorts for every sampler."""
+    """Return a replacement of the method `draw` of cyclic and minimum-separation sampling, with Poisson sampling."""
     sampler = unheard.PoissonSampling(users_per_round=users_per_round)
     return lambda self, num_users, population, rng, turn=None: sampler.draw(num_users, num_users, rng)
 
 
 def seconds_per_round(run, choice, folder: Path, warm_up: int) -> list[float]:
-    """The seconds of each round after the first `warm_up`, without the last, which saves and evaluates."""
+    """Return the seconds of each round after the first `warm_up`, without the last, which saves and evaluates."""
     times, device = [], choice.torch_device()
     for _ in unheard.train(run, folder, engine=choice):
         finish(device)
@@ -65,7 +65,19 @@ def seconds_per_round(run, choice, folder: Path, warm_up: int) -> list[float]:
 
 
 def whole_rounds(model, choice, users: list[int], bands: int, until: float, population: int) -> list[dict]:
-    """Seconds per round by kind of noise and users per round, while time is left."""
+    """Measure whole rounds, by kind of noise and users per round.
+
+    Args:
+        model: The model.
+        choice: The engine.
+        users: Numbers of users per round.
+        bands: Number of bands of the banded noise.
+        until: A time of `time.monotonic`. No measurement begins after it, except in the first repetition.
+        population: Users of the temporary store.
+
+    Returns:
+        One row for each kind of noise and number of users, with the median time of a round in milliseconds.
+    """
     samples: dict[tuple[int, str], list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         store = write_store(
@@ -115,14 +127,22 @@ def whole_rounds(model, choice, users: list[int], bands: int, until: float, popu
 
 
 def draw_for_all(users_per_round: int):
-    """As `poisson`, for the sampler that `poisson` itself uses."""
+    """Return a replacement of `PoissonSampling.draw` that draws the cohorts of `poisson` with the original method."""
     real = unheard.PoissonSampling.draw
     sampler = unheard.PoissonSampling(users_per_round=users_per_round)
     return lambda self, num_users, population, rng: real(sampler, num_users, num_users, rng)
 
 
 def parts(parameters: int, device: torch.device, bands: int) -> list[dict]:
-    """Milliseconds of the noise alone, on drawn normals, of the cohort's draw, and of saving the history."""
+    """Return the milliseconds of single parts of a round.
+
+    The parts are: adding noise whose normals are already drawn, saving the history, and drawing a cohort.
+
+    Args:
+        parameters: Number of parameters.
+        device: Device of the noise.
+        bands: Number of bands of the banded noise.
+    """
     from unheard.training.noise_state import _write_history
 
     rows = []
@@ -131,6 +151,7 @@ def parts(parameters: int, device: torch.device, bands: int) -> list[dict]:
     )
 
     def timed(work, times: int = 5) -> float:
+        """Return the median milliseconds of the function that `work` prepares and returns."""
         taken = []
         for _ in range(times):
             ready = work()
@@ -142,9 +163,11 @@ def parts(parameters: int, device: torch.device, bands: int) -> list[dict]:
         return 1000 * statistics.median(taken)
 
     def independent():
-        normals = unheard.GaussianNoise(noise_multiplier=1.0).ahead(secure_generator(), parameters, device)
+        noise = unheard.GaussianNoise(noise_multiplier=1.0)
+        scale = in_units(noise.std(average.sensitivity), average.unit)
+        normals = noise.ahead(secure_generator(), parameters, device, scale)
         time.sleep(0.1)
-        return lambda: unheard.GaussianNoise(noise_multiplier=1.0).add(average, normals)
+        return lambda: noise.add(average, normals)
 
     rows.append({"part": "add independent noise", "ms": timed(independent)})
     for name, matrix in (
@@ -181,7 +204,7 @@ def parts(parameters: int, device: torch.device, bands: int) -> list[dict]:
 
 
 def agrees(device: torch.device) -> bool:
-    """Whether the recursion gives the same bits on a device and on the CPU."""
+    """Return whether the correlated noise has the same bits on a device and on the CPU."""
     for matrix in (optimise("banded", rounds=100, separation=9), optimise("blt", rounds=100, separation=20)):
         histories = [NoiseHistory(matrix, 5000, where) for where in (device, torch.device("cpu"))]
         for index in range(25):
@@ -193,8 +216,9 @@ def agrees(device: torch.device) -> bool:
 
 
 def main() -> None:
+    """Run all measurements, print them and, on request, write them to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="when to begin no further repetition")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds after which no further repetition begins")
     parser.add_argument("--users", type=int, nargs="+", default=[1250, 100])
     parser.add_argument("--bands", type=int, default=48)
     parser.add_argument("--population", type=int, default=4000, help="users of the temporary store")

@@ -1,8 +1,10 @@
-"""How far do the engines differ, at full size? On the paper's model with users of one corpus. (Their speed: `unheard benchmark`.)
+"""Compare the sums of the engines on the paper's model, with users of a corpus. (`unheard benchmark` measures speed.)
 
 Run it: python benchmarks/engines.py CORPUS [--device cuda] [--users 12] [--engine stacked]
-Agreement is ||sum - reference in float64|| / ||reference in float64||, for each engine, precision, clip and cell; and whether what
-one user adds depends on who else is in the chunk, to the bit.
+
+The script prints ||sum - exact|| / ||exact|| for each engine, precision, clip and kind of cell, where `exact` is the
+sum of the reference engine in float64. It also checks that the contribution of a user does not depend, to the bit, on
+the other users of the chunk.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from unheard.updates.user_update import User
 
 
 def plan_for(clip: unheard.FlatClip | unheard.PerLayerClip, model: LanguageModel):
+    """Return the plan of a round with this clip."""
     return unheard.Plan(
         population=10_000,
         sampling=unheard.PoissonSampling(users_per_round=100),
@@ -32,9 +35,11 @@ def plan_for(clip: unheard.FlatClip | unheard.PerLayerClip, model: LanguageModel
 
 
 FAST = {"stacked": StackedEngine, "vectorised": VectorisedEngine}
+"""The fast engines by name."""
 
 
 def engines(model: LanguageModel, device: torch.device, chosen: list[str]) -> dict[str, Engine]:
+    """Return the reference engine and the chosen fast engines in each precision, by title."""
     precisions = ("float32", "bfloat16") if device.type == "cuda" else ("float32",)
     return {
         "reference float32": ReferenceEngine(model, device),
@@ -44,6 +49,7 @@ def engines(model: LanguageModel, device: torch.device, chosen: list[str]) -> di
 
 
 def agreement(model: LanguageModel, users: list[User], device: torch.device, chosen: list[str]) -> None:
+    """Print the relative error of each engine, with flat and with per-layer clipping."""
     for clip in (unheard.FlatClip(norm=15.0), unheard.PerLayerClip(norm=15.0)):
         plan, params_P = plan_for(clip, model), model.initial(0)
         exact = ReferenceEngine(model, device).sum_updates(params_P.double(), users, plan, reproducible_generator(0))
@@ -55,12 +61,14 @@ def agreement(model: LanguageModel, users: list[User], device: torch.device, cho
 
 
 def independence(model: LanguageModel, users: list[User], device: torch.device, chosen: list[str]) -> None:
+    """Print, for each fast engine, whether the sum of all users equals the sum without one user plus that user."""
     plan, params_P = plan_for(unheard.FlatClip(norm=15.0), model), model.initial(0).to(device)
     for name, engine in engines(model, device, chosen).items():
         if name.startswith("reference"):
             continue
 
         def total(some: list[User], engine: Engine = engine) -> torch.Tensor:
+            """Return the sum of some users in integer units."""
             return engine.sum_updates(params_P, some, plan, reproducible_generator(0)).units_P
 
         apart = total(users[1:]) + total(users[:1])
@@ -71,11 +79,12 @@ def independence(model: LanguageModel, users: list[User], device: torch.device, 
 
 
 def main() -> None:
+    """Print the agreement of the engines for an LSTM and a GRU, and the independence of users."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     words.add_argument("corpus")
     words.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     words.add_argument("--users", type=int, default=12)
-    words.add_argument("--engine", action="append", choices=list(FAST), help="Beside reference; all unless named.")
+    words.add_argument("--engine", action="append", choices=list(FAST), help="a fast engine to check; default: all")
     asked = words.parse_args()
     chosen = asked.engine or list(FAST)
     device, store = torch.device(asked.device), unheard.TokenStore.open(asked.corpus)

@@ -1,8 +1,10 @@
-"""What compiling does for FedSGD, where a user's step is one gradient of a batch of one size: users a second in one run.
+"""Measure the speed of FedSGD with the engine `vectorised`, compiled and not compiled, in users per second.
 
 Run it: python benchmarks/fedsgd.py CORPUS [--users 50] [--rounds 20] [--batch 200] [--device cuda]
-Cohorts of the corpus's users through `vectorised`, as it comes and compiled, with several numbers of users at once; for each way
-the first round (with what is compiled then) apart, and how far its sum is from the first way's.
+
+FedSGD takes one gradient step per user, on a batch of fixed size. The script sums cohorts of the corpus's users with
+and without compilation, and with several numbers of users at once. For each combination it prints the speed, the time
+of the first round, which compiles, and the relative distance of its sum from that of the first combination.
 """
 
 import argparse
@@ -18,17 +20,19 @@ from unheard.randomness import reproducible_generator
 from unheard.updates.user_update import User
 
 WARM_UP = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
-"""Rounds before the clock starts, as parts of the usual number of users: what depends on that number is compiled then."""
+"""Sizes of the rounds that are not timed, as fractions of the users per round. Code that depends on the number of users
+is compiled in these rounds."""
 
 
 def main() -> None:
+    """Draw the cohorts, and time and print each combination."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("corpus")
     options.add_argument("--users", type=int, default=50)
     options.add_argument("--rounds", type=int, default=20)
     options.add_argument("--batch", type=int, default=200)
     options.add_argument(
-        "--at-once", type=int, nargs="*", default=[0, 64, 16], help="users at once; 0: as many as it chooses"
+        "--at-once", type=int, nargs="*", default=[0, 64, 16], help="users at once; 0: the engine chooses"
     )
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     chosen = options.parse_args()
@@ -53,6 +57,7 @@ def main() -> None:
                 engine._compiled["step"] = False
 
             def run(users: list[User], engine: VectorisedEngine = engine) -> torch.Tensor:
+                """Return the sum of a cohort when the device has finished it."""
                 total = engine.sum_updates(params_P, users, plan, reproducible_generator(1)).units_P
                 finish(device)
                 return total
@@ -78,6 +83,7 @@ def main() -> None:
 
 
 def _users(store: unheard.TokenStore, numbers: np.ndarray) -> list[User]:
+    """Return the training users with these numbers."""
     return [User(tokens, number=int(k)) for k, tokens in zip(numbers, store.train.users(numbers), strict=True)]
 
 

@@ -1,13 +1,13 @@
-"""Time per round of a federated run on simulated nodes, split into local training, masking and transport.
+"""Measure the time per round of a federated run on simulated nodes: local training, masking and transport.
 
     python benchmarks/flower.py --nodes 200 --rounds 20
 
-Trains one small model three times with the same seed, in alternation round by round: by `unheard train` in a process of
-its own, on Flower's simulated nodes in central mode, and with secure aggregation; compares the models by hash. Local
-training and masking are processor seconds, summed over all nodes (each simulated node appends its times to a file) and
-the server; for plain training they are the processor seconds of its process. Transport is the rest of the wall time per
-round: Flower's queues, Ray, serialisation, waiting. Start is the time until all nodes are registered. The first round of
-each is left out.
+The script trains one small model three times with the same seed: by `unheard train` in its own process, on Flower's
+simulated nodes in central mode, and on these nodes with secure aggregation. The three alternate round by round, and
+their models are compared by hash. Local training and masking are measured in processor seconds, summed over all nodes
+(each simulated node appends its times to a file) and the server; for plain training, over its process. Transport is the
+rest of the wall time per round: Flower's queues, Ray, serialisation and waiting. Start is the time until all nodes are
+registered. The first round of each run is left out.
 """
 
 import argparse
@@ -35,10 +35,18 @@ from unheard.training.checkpoint import newest_checkpoint
 from unheard.training.loop import train
 
 MODES = ("central", "secure")
+"""The two modes of a federated run: central, and with secure aggregation."""
 
 
 class TimedData:
-    """Patches the node of a simulated process once, so that it appends its processor seconds to a file."""
+    """A function from a Flower context to the data of a node, which also makes the process record its times.
+
+    The first call in a process patches `Node`, so that its methods append their processor seconds to a file.
+
+    Args:
+        data_of: The function that returns the data of a node.
+        folder: Folder for the files with the times.
+    """
 
     def __init__(self, data_of, folder: Path) -> None:
         self.data_of, self.folder = data_of, folder
@@ -53,6 +61,8 @@ class TimedData:
 
     @staticmethod
     def _timed(function, name: str, file: Path):
+        """Return a method of `Node` that also appends its processor seconds to a file."""
+
         def timed(node, request):
             began = time.process_time()
             try:
@@ -67,6 +77,14 @@ class TimedData:
 
 
 def synthetic(path: Path, users: int, words: int, tokens: int) -> None:
+    """Write a store of synthetic users, whose words follow Zipf's law.
+
+    Args:
+        path: Folder of the store.
+        users: Number of users.
+        words: Size of the vocabulary.
+        tokens: Tokens per user.
+    """
     rng = np.random.default_rng(1)
 
     def user():
@@ -85,12 +103,13 @@ def synthetic(path: Path, users: int, words: int, tokens: int) -> None:
 
 
 def model_hash(out: Path) -> str:
+    """Return a hash of the parameters in the newest checkpoint of a run."""
     params = newest_checkpoint(RunFolder.open(out)).state.params_P
     return hashlib.sha256(params.numpy().tobytes()).hexdigest()[:16]
 
 
 def timed_total(seconds: list[float]) -> None:
-    """Append the processor seconds that the server takes to remove the masks of each round."""
+    """Patch secure aggregation: from now on the server appends the processor seconds of removing masks to `seconds`."""
     before = secure_aggregation.Session.total
 
     def timed(session):
@@ -103,7 +122,16 @@ def timed_total(seconds: list[float]) -> None:
 
 
 def plain_rounds(connection, run, out: Path) -> None:
-    """Train in a process of its own, a round for each message; answer with its wall and processor seconds."""
+    """Train a run without Flower, in a child process.
+
+    For each true message train one round, and answer with its wall and processor seconds. For a false message end, and
+    answer with the hash of the model.
+
+    Args:
+        connection: The child's end of a pipe.
+        run: The run.
+        out: The run folder.
+    """
     torch.set_num_threads(1)
     reports = train(run, out, engine=EngineChoice(device="cpu"))
     while connection.recv():
@@ -113,13 +141,14 @@ def plain_rounds(connection, run, out: Path) -> None:
 
 
 def timed_round(reports) -> tuple[float, float]:
-    """Wall and processor seconds of the next round."""
+    """Train the next round and return its wall and processor seconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     next(reports)
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def main() -> None:
+    """Train the three runs and print their times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=20)
@@ -167,7 +196,7 @@ def main() -> None:
                 seconds["plain"].append(here.recv())
                 for mode in MODES:
                     seconds[mode].append(timed_round(reports[mode]))
-                if number == 0:  # the first round builds engines and opens files
+                if number == 0:  # leave out the first round, which builds engines and opens files
                     for file in times.iterdir():
                         file.unlink()
             for mode in MODES:

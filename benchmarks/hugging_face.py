@@ -1,4 +1,4 @@
-"""The speed of Hugging Face models on a GPU: whole rounds, a plain peft loop beside them, and the kernels.
+"""Measure the speed of Hugging Face models on a GPU: whole rounds, a plain peft loop for comparison, and the kernels.
 
     python -m benchmarks.hugging_face --lengths lengths.npy --stop-after 170      # every row, as a table at the end
     python -m benchmarks.hugging_face --only smollm2 --variants                   # one model, with switches
@@ -7,13 +7,13 @@
     python -m benchmarks.hugging_face --lengths lengths.npy --streams             # how full streams are; needs no GPU
 
 A row trains whole rounds with `unheard.train`: cohorts are drawn, charged, summed, averaged and noised, and the server
-takes its step. Models have the shape of the named ones and random weights, and users have random tokens, which take the
-same time as others: 1,600 each as in blogs, or as many as the users of a file. Figures are tokens per second divided by
-1,600, over all rounds but the first, which also compiles. One JSON line for each result, as soon as it is known. A row
-that fails gives its error instead, and the next one begins.
+takes its step. Models have the shape of the named models and random weights. Users have random tokens, which take the
+same time as real ones: 1,600 tokens per user as in blogs, or the numbers of tokens in the file `--lengths`. The speed
+is tokens per second divided by 1,600, over all rounds except the first, which also compiles. The script prints one JSON
+line per result as soon as it is known. For a row that fails it prints the error and continues with the next row.
 
 Before the rows, every kernel is compared with its readable version on the GPU. `--variants` measures the sum of a cohort
-with switches: what the kernels and the merged products gain.
+with parts of the engine switched off or changed, which shows what the kernels and the merged products gain.
 """
 
 import argparse
@@ -88,12 +88,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""The shapes of known models: SmolLM2-135M, TinyLlama-1.1B, GPT-2-small, and one for trying this script."""
+"""Architecture and configuration of SmolLM2-135M, TinyLlama-1.1B and GPT-2-small, and of a tiny model to try this
+script."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomModel(HuggingFaceModel):
-    """A model of a known shape with random weights."""
+    """A model with the shape `SHAPES[path]` and random weights, instead of a folder of weights."""
 
     @cached_property
     def _module(self) -> StoreVocabularyModel:
@@ -125,15 +126,16 @@ MODELS["random"] = RandomModel  # so that a run file can name it
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of the table.
+    """One row of the table: a model and the settings of its rounds.
 
     Args:
-        model: a name of `SHAPES`.
+        model: A key of `SHAPES`.
         train: "lora" (rank 8) or "all".
-        users: per round.
-        batch_size, unroll: windows of a local batch, and tokens of a window.
-        is_short: whether users have the lengths of the file instead of 1,600 tokens.
-        must: the speed that is asked for.
+        users: Users per round.
+        batch_size: Windows in a local batch.
+        unroll: Tokens in a window.
+        is_short: Whether users have the numbers of tokens of the file `--lengths` instead of 1,600.
+        must: The required speed in users of 1,600 tokens per second; None if there is no requirement.
     """
 
     model: str
@@ -156,25 +158,32 @@ ROWS = (
     Row(model="llama-1.1b", train="lora", users=128, unroll=400, must=50),
     Row(model="gpt2", train="all", users=128, unroll=400, must=30),
 )
-"""The rows, in order. The first SmolLM2 row is also compared with a plain peft loop, of which it must be 8 times."""
+"""The rows, in order. The first SmolLM2 row is also compared with a plain peft loop, and must be 8 times as fast."""
 
 
 SMALL = Row(model="tiny", train="lora", users=40, unroll=64)
-"""For trying this script."""
+"""A row to try this script."""
 
 
 def random_model(row: Row) -> RandomModel:
+    """Return the model of a row."""
     return RandomModel(path=row.model, train=row.train, base_is_public=True)  # pyright: ignore[reportArgumentType]
 
 
 def users_of(lengths: np.ndarray, vocabulary: int, seed: int = 0) -> list[User]:
-    """Users with random tokens."""
+    """Return users with random tokens.
+
+    Args:
+        lengths: The number of tokens of each user.
+        vocabulary: Size of the vocabulary.
+        seed: Seed of the tokens.
+    """
     rng = np.random.default_rng(seed)
     return [User(rng.integers(3, vocabulary, size=int(n)), None, k) for k, n in enumerate(lengths)]
 
 
 def plan_of(batch_size: int | None, unroll: int, users: float, population: int = 10_000) -> unheard.Plan:
-    """The plan of a private round."""
+    """Return the plan of a private run with these sizes."""
     return unheard.Plan(
         population=population,
         sampling=unheard.PoissonSampling(users_per_round=users),
@@ -185,6 +194,7 @@ def plan_of(batch_size: int | None, unroll: int, users: float, population: int =
 
 
 def wait() -> float:
+    """Wait until the GPU has finished, and return the time in seconds."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -194,7 +204,7 @@ def wait() -> float:
 
 
 class Counting:
-    """An engine that counts the tokens of its cohorts and the time of its sums."""
+    """Wraps an engine, and records for each call of `sum_cohorts` the tokens of all cohorts and the seconds."""
 
     def __init__(self, engine: VectorisedEngine) -> None:
         self.engine, self.device = engine, engine.device
@@ -215,7 +225,16 @@ class Counting:
 def whole_rounds(
     row: Row, lengths: np.ndarray, folder: Path, rounds: int, engine: VectorisedEngine, say: Any
 ) -> dict[str, Any]:
-    """Trains some rounds of a run on a store of random tokens."""
+    """Train some rounds of a run on a store of random tokens, and return the result of the row.
+
+    Args:
+        row: The row.
+        lengths: Numbers of tokens from which those of the users are drawn.
+        folder: A temporary folder.
+        rounds: Number of rounds, after the first.
+        engine: The engine.
+        say: Function that prints a JSON line.
+    """
     model: Any = engine.model
     drawn = np.random.default_rng(1).choice(lengths, size=4 * row.users)
     users = [user.tokens for user in users_of(drawn, model.vocabulary_size)]
@@ -249,7 +268,10 @@ def whole_rounds(
 
 
 def count_streams(row: Row, lengths: np.ndarray) -> dict[str, Any]:
-    """How many streams a cohort needs, and how full they are. Nothing is computed, so any model will do."""
+    """Return how many streams a cohort needs and how full they are.
+
+    Streams are filled but not computed, so a tiny model is used.
+    """
     model, ran = random_model(replace(row, model="tiny")), []
     users = users_of(np.random.default_rng(1).choice(lengths, size=row.users), model.vocabulary_size)
     plan = plan_of(row.batch_size, row.unroll, row.users).at(0, model.layout)
@@ -265,7 +287,7 @@ def count_streams(row: Row, lengths: np.ndarray) -> dict[str, Any]:
 
 
 def measure(engine: Any, users: list[User], plan: Any, params_P: torch.Tensor, times: int = 2) -> dict[str, Any]:
-    """The sum of one cohort: the first time with compilation, and the best of some further times."""
+    """Return the speed of summing one cohort: the first time, with compilation, and the best of `times` more."""
     taken = []
     for number in range(times + 1):
         begun = wait()
@@ -276,7 +298,7 @@ def measure(engine: Any, users: list[User], plan: Any, params_P: torch.Tensor, t
 
 
 def peft_speed(row: Row, engine: VectorisedEngine, users: list[User]) -> dict[str, Any]:
-    """The plain loop on some users of the same row and the same base."""
+    """Return the speed of the plain peft loop (`peft_loop.py`) on some users, with the model and settings of a row."""
     import copy
 
     from benchmarks.peft_loop import sum_of_users
@@ -298,7 +320,7 @@ def peft_speed(row: Row, engine: VectorisedEngine, users: list[User]) -> dict[st
 
 
 def agreement(model: Any, params_P: torch.Tensor, plan: Any, device: torch.device, engine: Any) -> float:
-    """The relative distance of the sum of 12 users from that of the engine `reference`, in float32."""
+    """Return the relative distance of the sum of 12 users from the sum of the engine `reference` in float32."""
     lengths = np.array([1600, 40, 700, 1600, 12, 333, 900, 2, 1200, 64, 1600, 500])
     users = users_of(lengths, model.vocabulary_size, seed=7)
     fast = engine.sum_updates(params_P, users, plan, Drawn(0)).units_P.double()
@@ -312,18 +334,18 @@ VARIANTS: dict[str, Mapping[tuple[Any, str], Any]] = {
         (model_module, "gated_layers"): lambda module: None,
         (engine_module, "fast_score_gradient"): lambda: torch.compile(model_module.score_gradient, dynamic=False),
     },
-    "blocks of 128 tokens": {(engine_module, "BLOCKS"): (128, 64, 32, 16)},
+    "blocks of 32 tokens": {(engine_module, "BLOCK"): 32},
+    "blocks of 64 tokens": {(engine_module, "BLOCK"): 64},
     "2 places for each batch": {(engine_module, "PLACES"): 2},
-    "blocks of 128, 2 places": {(engine_module, "BLOCKS"): (128, 64, 32, 16), (engine_module, "PLACES"): 2},
     "separate products": {(model_module, "SAME_INPUT"): (), (model_module, "gated_layers"): lambda module: None},
     "FlashAttention": {(model_module, "USES_KERNELS"): False},
 }
-"""Switches: constants of modules and their other values."""
+"""Variants of the engine, by title: constants of modules, each with the value that it has in the variant."""
 
 
 @contextmanager
 def switched(changes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
-    """Sets constants of modules, and sets them back."""
+    """Set constants of modules, and restore them at the end."""
     before = {(module, name): getattr(module, name) for module, name in changes}
     for (module, name), value in changes.items():
         setattr(module, name, value)
@@ -338,12 +360,13 @@ def switched(changes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
 
 
 def relative(given: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the norm of the difference, divided by the norm of `expected`."""
     given, expected = given.detach().double(), expected.detach().double()
     return float((given - expected).norm() / expected.norm())
 
 
 def check_kernels(tokens: int = 4096, rows: int = 49152) -> dict[str, float]:
-    """The relative difference of each kernel, in bfloat16 on the GPU, from its readable version in float32."""
+    """Return the relative difference of each kernel, in bfloat16 on the GPU, from its readable version in float32."""
     from unheard.models import packed_kernels as kernels
 
     make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
@@ -375,22 +398,44 @@ def check_kernels(tokens: int = 4096, rows: int = 49152) -> dict[str, float]:
     found["gated product"] = relative(kernels.gated_product(both), expected)
     (by_both,) = torch.autograd.grad(expected, leaf, grad.float())
     found["gated gradient"] = relative(kernels.gated_gradient(grad, both), by_both)
+    found |= check_low_rank(tokens)
     return {name: round(value, 5) for name, value in found.items()}
+
+
+def check_low_rank(tokens: int, users: int = 8, wide: int = 576, rank: int = 8) -> dict[str, float]:
+    """Return the relative differences of the low-rank products, for users with `tokens / users` tokens each."""
+    make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    x, grad, weight = (torch.randn(n, wide, **make) for n in (tokens, tokens, wide))
+    a, b = torch.randn(users, rank, wide, device="cuda"), torch.randn(users, wide, rank, device="cuda")
+    user_K = torch.arange(users, device="cuda").repeat_interleave(tokens // users // engine_module.BLOCK)
+    ends = torch.arange(users + 1, device="cuda", dtype=torch.int32) * (tokens // users)
+    span_2C = torch.stack([ends[:-1], ends[1:]])
+    others: Any = ([0], [2.0], user_K)
+    whole, small = layers_module.low_rank_product(x, weight, None, [a], [b], *others)
+    given = [whole, *layers_module.low_rank_gradients(grad, x, small, weight, [a], [b], *others, span_2C)]
+    with switched({(layers_module, "USES_KERNELS"): False}):
+        x, grad, weight = (t.float() for t in (x, grad, weight))
+        whole, small = layers_module.low_rank_product(x, weight, None, [a], [b], *others)
+        expected = [whole, *layers_module.low_rank_gradients(grad, x, small, weight, [a], [b], *others, span_2C)]
+    names = ("product", "gradient by x", "gradient by A", "gradient by B")
+    return {f"low-rank {name}": relative(one, other) for name, one, other in zip(names, given, expected, strict=True)}
 
 
 # ------------------------------------------------------------------------------------------ parts of a stream
 
 TILES = (64, 128)
+"""Tile sizes of the attention kernels that `--tune` tries."""
 SETTINGS = (
     {"OTHERS": 64, "num_warps": 4, "num_stages": 2},
     {"OTHERS": 64, "num_warps": 4, "num_stages": 3},
     {"OTHERS": 64, "num_warps": 8, "num_stages": 2},
     {"OTHERS": 32, "num_warps": 4, "num_stages": 2},
 )
+"""Settings of the attention kernels that `--tune` tries."""
 
 
 def milliseconds(work: Any, times: int = 5) -> float:
-    """The median time of some work on the GPU, after one call that does not count."""
+    """Return the median milliseconds of a function on the GPU, after one call that is not timed."""
     work()
     torch.cuda.synchronize()
     taken = []
@@ -405,7 +450,16 @@ def milliseconds(work: Any, times: int = 5) -> float:
 
 
 def best_attention(model: Any, unroll: int, tokens: int = 2**15) -> list[dict]:
-    """Times of attention for one layer: FlashAttention, and the kernels with each setting; sets the best."""
+    """Time the attention of one layer: FlashAttention, and the kernels with each setting. Keep the best setting.
+
+    Args:
+        model: The model, whose heads are used.
+        unroll: Tokens in a window.
+        tokens: Tokens in the stream.
+
+    Returns:
+        A line per setting, with the milliseconds of the forward and of the backward pass.
+    """
     from unheard.models import packed_kernels as kernels
     from unheard.models.packed_layers import packed_attention, packed_attention_backward
 
@@ -436,7 +490,7 @@ def best_attention(model: Any, unroll: int, tokens: int = 2**15) -> list[dict]:
             kernels.FORWARD = kernels.BACKWARD = setting
             try:
                 ms = times(tiles)
-            except Exception as error:  # a setting that needs more shared memory than there is
+            except Exception as error:  # a setting may need more shared memory than the GPU has
                 lines.append({"attention": "kernels", "tile": kernels.TILE, **setting, "error": str(error)[:100]})
                 continue
             lines.append({"attention": "kernels", "tile": kernels.TILE, **setting, "ms": ms})
@@ -449,7 +503,7 @@ def best_attention(model: Any, unroll: int, tokens: int = 2**15) -> list[dict]:
 
 
 def by_kernel(work: Any, count: int = 25) -> list[tuple[str, int, float]]:
-    """The kernels that take the most time: name, calls and milliseconds."""
+    """Return the kernels that take the most time: name, number of calls and milliseconds."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -460,17 +514,21 @@ def by_kernel(work: Any, count: int = 25) -> list[tuple[str, int, float]]:
 
 
 def stream_of(packed: Any, step: Any, plan: Any, vocabulary: int) -> None:
-    """Copies a full stream of users with 1,600 tokens to the device."""
+    """Fill a stream with users of 1,600 tokens and run it once, so that its buffers on the device are full."""
     from unheard.engines.packed import _Work
 
     users = users_of(np.full(step.packed.size.users, 1600), vocabulary)
     host = step.next_host()
-    packed._fill(host, [_Work(k, list(plan.update.batches(user, 0))) for k, user in enumerate(users)], plan)
+    packed._fill(
+        host,
+        [_Work(k, len(user.tokens), lambda user=user: plan.update.batches(user, 0)) for k, user in enumerate(users)],
+        plan,
+    )
     step.run(host)
 
 
 def score_times(rows: int, tokens: int = 4096) -> list[dict]:
-    """Times of the gradient of the loss by the logits of some tokens, for numbers of warps."""
+    """Time the kernel of the loss's gradient by the logits, for several numbers of warps and block sizes."""
     from unheard.models import packed_kernels as kernels
 
     logits_LR = torch.randn(tokens, rows, dtype=torch.bfloat16, device="cuda")
@@ -486,7 +544,7 @@ def score_times(rows: int, tokens: int = 4096) -> list[dict]:
 
 
 def parts(say: Any, engine: VectorisedEngine, plan: Any, unroll: int, *, is_tuned: bool) -> None:
-    """One stream, and the kernels in it; also with other settings of the kernels."""
+    """Print the time of one stream and of the kernels in it and, if `is_tuned`, of other settings of the kernels."""
     model: Any = engine.model
     packed = engine._compiled["packed"]
     step = packed._step_for(plan)
@@ -499,7 +557,10 @@ def parts(say: Any, engine: VectorisedEngine, plan: Any, unroll: int, *, is_tune
 
 
 def beside(say: Any, row: Row, engine: VectorisedEngine, args: argparse.Namespace) -> None:
-    """What is measured beside the first row: the peft loop, the difference from the reference, and parts of a stream."""
+    """Print what is measured in addition to the first row.
+
+    This is the speed of the peft loop, the difference from the reference engine, and the parts of a stream.
+    """
     model: Any = engine.model
     plan = plan_of(row.batch_size, row.unroll, row.users).at(0, model.layout)
     params_P = model.initial(0).to(engine.device)
@@ -514,7 +575,7 @@ def beside(say: Any, row: Row, engine: VectorisedEngine, args: argparse.Namespac
 
 
 def variants(say: Any, row: Row, device: torch.device, is_over: Any) -> None:
-    """The sum of one cohort with each switch."""
+    """Print the speed of summing one cohort with each of `VARIANTS`, until `is_over()` is true."""
     for title, changes in VARIANTS.items():
         if is_over():
             return
@@ -527,13 +588,13 @@ def variants(say: Any, row: Row, device: torch.device, is_over: Any) -> None:
 
 
 def lengths_of(row: Row, file: str) -> np.ndarray:
-    """The numbers of tokens from which those of the row's users are drawn."""
+    """Return the numbers of tokens from which those of the row's users are drawn."""
     return np.minimum(np.load(file), 1600) if row.is_short else np.array([1600])
 
 
 @contextmanager
 def errors_said(say: Any, title: str) -> Iterator[None]:
-    """Gives an error as a line, so that the other measurements are not lost."""
+    """Print an error as a JSON line instead of raising it, so that the other measurements continue."""
     try:
         yield
     except Exception as error:
@@ -541,14 +602,14 @@ def errors_said(say: Any, title: str) -> Iterator[None]:
 
 
 def release() -> None:
-    """Frees the memory of the models before."""
+    """Free the memory of models that are no longer used."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """The rows in Markdown."""
+    """Return the results of the rows as a Markdown table."""
     given = ["| row | must | users/s of 1,600 tokens | sums only | first round, s | GB |", "| --- |" + " ---: |" * 5]
     for line in (line for line in lines if "row" in line):
         figures = [line.get(k) for k in ("must", "users_per_s_of_1600", "sums_only", "first_round_s", "peak_gb")]
@@ -557,18 +618,22 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    """Run the measurements that the options name, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=list(SHAPES), help="the rows of one model")
+    parser.add_argument("--only", choices=list(SHAPES), help="run only the rows of one model")
     parser.add_argument("--lengths", help="a .npy file with the numbers of tokens of users, for the second row")
     parser.add_argument("--rounds", type=int, default=4, help="rounds of a row, after the first")
-    parser.add_argument("--scale", type=float, default=1.0, help="factor of the users per round, to try the script")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the users per round, to try the script")
     parser.add_argument("--peft", type=int, default=6, help="users of the plain peft loop; 0: none")
-    parser.add_argument("--variants", action="store_true", help="after the rows, sums of a cohort with switches")
-    parser.add_argument("--parts", action="store_true", help="beside the first row, one stream, kernel by kernel")
-    parser.add_argument("--tune", action="store_true", help="and the kernels with other settings")
+    parser.add_argument("--variants", action="store_true", help="after the rows, time variants of the engine")
+    parser.add_argument("--parts", action="store_true", help="after the first row, time one stream kernel by kernel")
+    parser.add_argument("--tune", action="store_true", help="as --parts, and try other settings of the kernels")
     parser.add_argument("--streams", action="store_true", help="only count the streams of the rows with LoRA")
     parser.add_argument("--stop-after", type=float, default=math.inf, metavar="SECONDS")
+    parser.add_argument("--block", type=int, help="tokens of a block of LoRA, instead of the engine's choice")
     args = parser.parse_args()
+    if args.block:
+        engine_module.BLOCK = args.block
     begun, lines = time.perf_counter(), []
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -1,7 +1,8 @@
-"""How should the LSTM begin? Held-out accuracy of the paper's recipe from several initialisations, side by side.
+"""Compare initialisations of the LSTM by the held-out accuracy of the paper's baseline.
 
 Run it: python benchmarks/initialisation.py CORPUS [--rounds 100] [--users-per-round 100]
-The recipe is the paper's baseline (fixed-size sampling, true average, no clip, no noise, eta = 6, B = 8, unroll 10).
+
+The baseline has fixed-size sampling, the true average, no clip, no noise, eta = 6, B = 8 and unroll 10.
 """
 
 import argparse
@@ -20,11 +21,12 @@ SCALES = {
     "0.3, 0.06, 0.1; 0": (0.3, 0.06, 0.1, 0.0),
     "1, 1/sqrt(H), 1/sqrt(H); 0 (TiedLSTM.initial)": (1.0, 256**-0.5, 256**-0.5, 0.0),
 }
-"""Deviations of the input weights, the state weights and the projection; the forget gate's bias."""
+"""The initialisations by title: standard deviations of the input weights, the state weights and the projection, and the
+bias of the forget gate."""
 
 
 def begin(model: unheard.TiedLSTM, scales: tuple[float, float, float, float]) -> torch.Tensor:
-    """The model's own starting point with its weights drawn at other scales."""
+    """Return the initial parameters of the model with weights drawn at other scales (a value of `SCALES`)."""
     from_input, from_state, projection, forget_bias = scales
     params_P = model.initial(0)
     generator = torch.Generator().manual_seed(1)
@@ -40,6 +42,7 @@ def begin(model: unheard.TiedLSTM, scales: tuple[float, float, float, float]) ->
 
 
 def main() -> None:
+    """Train from each initialisation and print the accuracy after half of the rounds and at the end."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     words.add_argument("corpus")
     words.add_argument("--rounds", type=int, default=100)

@@ -1,8 +1,10 @@
-"""Where a local step's time goes on a GPU: microseconds a user and step by kernel, and of the whole as a recorded graph.
+"""Measure the time of a local step on a GPU: microseconds per user and step, in all and by kernel.
 
 Run it: python benchmarks/kernels.py [--users 512] [--precision bfloat16] [--set table_words=64 --set table_warps=4 ...]
-The paper's model on synthetic users, clip after every step. `--set` tries another block size, of those that
-engines/stacked/kernels.py lists. The tables of docs/log.md under "kernel by kernel" were measured with earlier forms of this.
+
+The script uses the paper's model and synthetic users, with a clip after every step. The whole step is timed as a
+recorded graph. `--set` changes a block size that engines/stacked/kernels.py lists. The tables of docs/log.md under
+"kernel by kernel" were measured with earlier versions of this script.
 """
 
 import argparse
@@ -20,9 +22,17 @@ from unheard.performance.benchmark import benchmark_plan, synthetic_users
 from unheard.randomness import reproducible_generator
 
 STEPS = 3
+"""Local steps per user."""
 
 
 def chunk_of(users: int, precision: str, tuning: dict[str, int]) -> tuple[Chunk, Cohort, list[tuple[Task, int]]]:
+    """Return a chunk of synthetic users, its cohort, and its users as `Chunk.fill` takes them.
+
+    Args:
+        users: Number of users.
+        precision: `bfloat16` or `float32`.
+        tuning: Block sizes of the kernels that are changed.
+    """
     model, device = TiedLSTM(vocabulary_size=10_000), torch.device("cuda")
     cohort = Cohort(
         params_P=model.initial(0).to(device),
@@ -37,10 +47,11 @@ def chunk_of(users: int, precision: str, tuning: dict[str, int]) -> tuple[Chunk,
 
 
 def main() -> None:
+    """Time the whole step, then profile its kernels, and print both."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     words.add_argument("--users", type=int, default=512)
     words.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
-    words.add_argument("--top", type=int, default=14, help="kernels to print")
+    words.add_argument("--top", type=int, default=14, help="number of kernels to print")
     words.add_argument("--set", action="append", default=[], metavar="NAME=NUMBER")
     asked = words.parse_args()
     tuning = {name: int(number) for name, number in (pair.split("=") for pair in asked.set)}
@@ -50,7 +61,7 @@ def main() -> None:
     print(
         f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {asked.users} users, {asked.precision}, {tuning}"
     )
-    for _ in range(2):  # the first compiles and records
+    for _ in range(2):  # not timed: the first call compiles the kernels and records the graph
         chunk.fill([cohort], members)
         step.run(STEPS)
     taken = []

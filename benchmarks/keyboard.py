@@ -1,11 +1,11 @@
-"""How long a keystroke takes on the keyboard page, in a real browser: from the key's event to new suggestions in the page.
+"""Measure the time of a keystroke on the keyboard page in a browser, from the key's event to the new suggestions.
 
     unheard init ... && unheard train ... --out runs/paper         # the paper's model: V = 10,000, D = 96, H = 256
     python benchmarks/keyboard.py runs/paper                        # one model
     python benchmarks/keyboard.py runs/paper exports/paper          # two side by side
 
-Chromium (Debian's package), driven by Playwright, types like a quick typist: a key every 80 ms. The page itself measures each key
-(performance.measure). For comparison the server alone is timed too, by a plain HTTP client on one connection.
+Playwright lets Chromium (Debian's package) type a key every 80 ms, like a fast typist. The page measures each key
+(performance.measure). For comparison, the server alone is timed by a plain HTTP client on one connection.
 """
 
 import http.client
@@ -26,9 +26,11 @@ SENTENCES = (
     "My sister says that she would come too, but only when her children are with their father that weekend. "
 )
 KEY_EVERY_MS = 80
+"""Milliseconds between two keys."""
 
 
 def main(folders: list[str]) -> None:
+    """Start the server of the keyboard page for some models, and print the times of the server and of the page."""
     command = [shutil.which("unheard") or "unheard", "keyboard", *folders, "--no-open"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -46,7 +48,7 @@ def main(folders: list[str]) -> None:
 
 
 def time_page(address: str) -> list[float]:
-    """Milliseconds of each key, as the page saw them."""
+    """Return the milliseconds of each key as the page measures them."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -67,7 +69,7 @@ def time_page(address: str) -> list[float]:
 
 
 def time_server(address: str) -> list[float]:
-    """Milliseconds of each request, as a client on this machine sees them."""
+    """Return the milliseconds of each request as a client on this machine measures them."""
     connection = http.client.HTTPConnection(urlsplit(address).netloc)
     found = []
     for i in range(1, len(SENTENCES)):
@@ -80,6 +82,7 @@ def time_server(address: str) -> list[float]:
 
 
 def show(name: str, milliseconds: list[float]) -> None:
+    """Print the median, the high percentiles and the largest of some times."""
     cuts = statistics.quantiles(milliseconds, n=100)
     print(
         f"{name:<14}{len(milliseconds):>5} keys   median {statistics.median(milliseconds):5.1f} ms   "

@@ -1,4 +1,4 @@
-"""What user-level privacy costs a fine-tuned language model: base, without noise, epsilon 8 and 2, three repetitions.
+"""Measure what user-level privacy costs a fine-tuned language model: base model, no noise, epsilon 8 and epsilon 2.
 
     unheard base smollm2 --out base
     unheard prepare blogs.jsonl.zst --user-field user --text-field text --time-field time --tokens base/tokenizer.json \\
@@ -8,8 +8,8 @@
     python -m benchmarks.llm_finetuning --out results/llm --show
 
 The result of each run is one line of OUT/results.jsonl, written when the run ends. The same command continues after a
-stop: finished runs are skipped, and an unfinished one goes on from its checkpoint. The seconds of each call are in
-OUT/calls.jsonl. `--solve` computes the noise of all runs, which needs no GPU, and writes it to
+stop: finished runs are skipped, and an unfinished run continues from its checkpoint. OUT/calls.jsonl has the seconds of
+each call. `--solve` computes the noise multipliers of all runs, which needs no GPU, and writes them to
 benchmarks/llm_noise.json.
 
 Rules, fixed before the runs
@@ -43,11 +43,16 @@ from pathlib import Path
 from typing import Any
 
 NOISE = Path(__file__).parent / "llm_noise.json"
+"""File with the noise multipliers of all runs (`solve`)."""
 SEEDS = (1, 2, 3)
+"""Numbers of the repetitions."""
 KINDS = ("users", "examples")
+"""What is sampled."""
 EPSILONS = (None, 8.0, 2.0)
+"""Epsilon of the runs; None without noise."""
 clock = time.monotonic
 KEPT = ("loss", "perplexity", "accuracy_top1", "accuracy_top3", "tokens")
+"""Metrics that a result stores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +60,15 @@ class Settings:
     """The settings of all runs.
 
     Args:
-        tokens_per_user: at which the stores were cut.
-        rounds: of each run.
-        users_per_round: expected; a run that samples examples draws the windows of as many users.
-        unroll: tokens of a window.
-        rank: of LoRA on the layers that peft chooses; the A matrices are frozen.
-        clip: S of a user's delta, and of an example's, which points less in the direction of the mean.
-        learning_rate: of local steps, for users and for examples.
-        held_out_tokens: of an evaluation.
+        tokens_per_user: Number of tokens at which the stores cut each user.
+        rounds: Rounds of each run.
+        users_per_round: Expected users per round. A run that samples examples draws the windows of as many users.
+        unroll: Tokens in a window.
+        rank: Rank of LoRA, on the layers that peft chooses; the A matrices are frozen.
+        clip: S of a user's delta, and S of an example's. The second is larger, because the delta of an example points
+            less in the direction of the mean.
+        learning_rate: Learning rate of local steps, for users and for examples.
+        held_out_tokens: Number of tokens in an evaluation.
     """
 
     tokens_per_user: int = 512
@@ -76,7 +82,7 @@ class Settings:
 
     @property
     def examples_per_user(self) -> int:
-        """G: all windows of a user."""
+        """The number of windows of a user, G."""
         return -(-self.tokens_per_user // self.unroll)
 
 
@@ -88,10 +94,10 @@ class Job:
     """One run of the comparison.
 
     Args:
-        corpus: its name.
+        corpus: Name of the corpus.
         kind: "users" or "examples".
-        epsilon: None without noise.
-        seed: the number of the repetition.
+        epsilon: Epsilon of the run; None without noise.
+        seed: Number of the repetition.
     """
 
     corpus: str
@@ -105,7 +111,7 @@ class Job:
 
 
 def jobs_of(corpora: list[str]) -> Iterator[Job]:
-    """All runs. The first repetition of everything comes first."""
+    """Yield all runs of some corpora. The first repetition of every run comes before the second of any."""
     for seed in SEEDS:
         for corpus in corpora:
             for kind in KINDS:
@@ -117,7 +123,14 @@ def jobs_of(corpora: list[str]) -> Iterator[Job]:
 
 
 def event_of(kind: str, population: int, noise_multiplier: float, settings: Settings = SETTINGS) -> Any:
-    """The event of one round."""
+    """Return the event of one round.
+
+    Args:
+        kind: "users" or "examples".
+        population: Number of users.
+        noise_multiplier: z.
+        settings: The settings of the run.
+    """
     from unheard.privacy.events import ExampleGaussian, PoissonGaussian
 
     q = settings.users_per_round / population
@@ -129,21 +142,22 @@ def event_of(kind: str, population: int, noise_multiplier: float, settings: Sett
 
 
 def noise_key(kind: str, population: int, epsilon: float, settings: Settings = SETTINGS) -> str:
-    """What the noise of a run depends on."""
+    """Return the key of a run in `NOISE`: a text with everything that its noise multiplier depends on."""
     sampled = f"{settings.users_per_round:g} of {population} users per round, {settings.rounds} rounds"
     examples = f", {settings.examples_per_user} examples per user" if kind == "examples" else ""
     return f"{kind}: {sampled}{examples}, epsilon {epsilon:g}"
 
 
 def least_noise(kind: str, population: int, epsilon: float) -> float:
-    """A noise multiplier at which all rounds together spend from 98 to 100 % of epsilon."""
+    """Return a noise multiplier at which all rounds together spend 98 to 100 % of epsilon."""
     from unheard.privacy.accountants import best_epsilon
     from unheard.privacy.planner import default_delta
 
     def spent(z: float) -> float:
+        """Return the epsilon of all rounds at noise multiplier z."""
         return best_epsilon([(event_of(kind, population, z), SETTINGS.rounds)], default_delta(population)).epsilon
 
-    # The secant method, with logarithms: there epsilon is nearly a straight line of the noise.
+    # The secant method on logarithms, because log epsilon is nearly linear in log z.
     before, z = 1.0, 1.2 if kind == "users" else 1.5
     spent_before, now = spent(before), spent(z)
     while not 0.98 * epsilon <= now <= epsilon:
@@ -155,7 +169,7 @@ def least_noise(kind: str, population: int, epsilon: float) -> float:
 
 
 def solve(stores: dict[str, Path]) -> None:
-    """Writes the noise of all runs to benchmarks/llm_noise.json."""
+    """Compute the noise multipliers of all runs and write them to benchmarks/llm_noise.json. Known ones are kept."""
     import unheard
 
     known: dict[str, float] = json.loads(NOISE.read_text()) if NOISE.exists() else {}
@@ -174,7 +188,13 @@ def solve(stores: dict[str, Path]) -> None:
 
 
 def run_of(job: Job, store: Path, model: Any) -> Any:
-    """The run of a job."""
+    """Return the run of a job.
+
+    Args:
+        job: The job.
+        store: The token store of its corpus.
+        model: The model.
+    """
     import unheard
 
     population = unheard.TokenStore.open(store).train.num_users
@@ -210,7 +230,7 @@ def run_of(job: Job, store: Path, model: Any) -> Any:
 
 
 def base_result(corpus: str, store: Path, model: Any, device: Any) -> dict[str, Any]:
-    """The metrics of the base itself: the parameters of LoRA begin at zero."""
+    """Return the metrics of the base model. The initial LoRA parameters do not change its output."""
     import unheard
     from unheard.evaluation.next_word import evaluate
     from unheard.updates.user_update import users_in_turn
@@ -222,7 +242,15 @@ def base_result(corpus: str, store: Path, model: Any, device: Any) -> dict[str, 
 
 
 def trained_result(job: Job, run: Any, folder: Path, engine: Any, until: float) -> dict[str, Any] | None:
-    """Trains a run, or continues it; None if the time is over before its end."""
+    """Train a run, or continue it, and return its result; None if the time limit comes before its last round.
+
+    Args:
+        job: The job.
+        run: Its run.
+        folder: The run folder.
+        engine: The engine.
+        until: The time limit, by `clock`.
+    """
     import unheard
 
     begun, last = clock(), None
@@ -245,7 +273,13 @@ def trained_result(job: Job, run: Any, folder: Path, engine: Any, until: float) 
 
 
 def train_all(args: argparse.Namespace, stores: dict[str, Path], until: float) -> None:
-    """All runs that are not finished yet, with one engine, until the time is over."""
+    """Train all runs that are not finished, with one engine, until the time limit is reached.
+
+    Args:
+        args: The options of the command.
+        stores: The token store of each corpus by its name.
+        until: The time limit, by `clock`.
+    """
     import torch
 
     import unheard
@@ -257,6 +291,7 @@ def train_all(args: argparse.Namespace, stores: dict[str, Path], until: float) -
     place = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
 
     def keep(line: dict[str, Any]) -> None:
+        """Append a result to the file and print it."""
         line |= {"device": place, "settings": asdict(SETTINGS)}
         with open(args.out / "results.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
@@ -273,7 +308,7 @@ def train_all(args: argparse.Namespace, stores: dict[str, Path], until: float) -
         if job.name in done:
             continue
         if clock() > until:
-            print("The time is over; the same command continues.", flush=True)
+            print("The time limit is reached; the same command continues.", flush=True)
             return
         folder = (args.runs or args.out / "runs") / job.name
         result = trained_result(job, run_of(job, stores[job.corpus], model), folder, engine, until)
@@ -287,18 +322,20 @@ def train_all(args: argparse.Namespace, stores: dict[str, Path], until: float) -
 
 
 def results_in(out: Path) -> list[dict[str, Any]]:
+    """Return the results in a folder, in the order in which they were written."""
     file = out / "results.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def name_of(line: dict[str, Any]) -> str:
+    """Return the name of the run of a result, or `CORPUS-base` for the base model."""
     if line["kind"] == "base":
         return f"{line['corpus']}-base"
     return Job(**{key: line[key] for key in ("corpus", "kind", "epsilon", "seed")}).name
 
 
 def show(out: Path) -> str:
-    """The table of the results, in Markdown."""
+    """Return the results as Markdown: a table of the models, a table of differences, and the time used."""
     lines = results_in(out)
     rows = ["| corpus | model | runs | loss | perplexity | top-1 | gain | z |", "| --- | --- | ---: |" + " ---: |" * 5]
     for corpus in dict.fromkeys(line["corpus"] for line in lines):
@@ -330,7 +367,7 @@ def show(out: Path) -> str:
 
 
 def differences(lines: list[dict[str, Any]]) -> list[str]:
-    """What the rules say about pairs of ways: a table in Markdown."""
+    """Return the lines of a Markdown table: for pairs of settings, whether their losses differ by the rule above."""
     losses: dict[tuple[str, str, float | None], list[float]] = {}
     for line in lines:
         if line["kind"] != "base":
@@ -355,22 +392,24 @@ def differences(lines: list[dict[str, Any]]) -> list[str]:
 
 
 def title_of(kind: str, epsilon: float | None) -> str:
+    """Return the title of a setting, such as `users, ε = 8`."""
     return f"{kind}, " + ("no noise" if epsilon is None else f"ε = {epsilon:g}")
 
 
 def spread(values: list[float], form: str) -> str:
-    """The mean, and the standard deviation of several values."""
+    """Return the mean of some values as text, with the standard deviation if there are several."""
     mean = f"{statistics.mean(values):{form}}"
     return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):{form}}"
 
 
 def main() -> None:
+    """Solve for the noise, or train, or only print the results, as the options say."""
     begun = clock()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpora", nargs="*", help="name=STORE")
-    parser.add_argument("--base", type=Path, help="a folder of `unheard base`")
-    parser.add_argument("--out", type=Path, help="where results.jsonl is written")
-    parser.add_argument("--runs", type=Path, help="where run folders are written; OUT/runs if left out")
+    parser.add_argument("corpora", nargs="*", help="NAME=STORE for each corpus")
+    parser.add_argument("--base", type=Path, help="a folder written by `unheard base`")
+    parser.add_argument("--out", type=Path, help="folder of results.jsonl")
+    parser.add_argument("--runs", type=Path, help="folder of the run folders; default: OUT/runs")
     parser.add_argument("--stop-after", type=float, default=math.inf, metavar="SECONDS")
     parser.add_argument("--show", action="store_true", help="print the table of the results and stop")
     parser.add_argument("--solve", action="store_true", help="solve for the noise of all runs and stop")

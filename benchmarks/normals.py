@@ -1,92 +1,113 @@
-"""How fast the secure noise is: float64 normals a second on one core, and a round's noise as the mechanism adds it, both the
-float64 normals of `gaussian` and the integers of `exact_gaussian`, on one core and on several threads.
+"""Measure how fast the noise of a round is drawn, and how much time it adds to whole rounds.
 
-Run it: OMP_NUM_THREADS=1 python benchmarks/normals.py [--parameters 1346144] [--device cuda]
-Processor time of one thread, so that a busy machine does not count against it; the best of several. With a GPU also how long the
-training thread is busy with handing a round's noise over, in two ways: the mean, since it is the slow ones that hurt.
+    OMP_NUM_THREADS=1 python -m benchmarks.normals                    # on a CPU, by number of threads
+    python -m benchmarks.normals --device cuda --share 1000 5000      # on a GPU, and its share of rounds of short texts
+
+On a CPU the script prints the float64 normals per second on one core (correlated noise uses them), and the time until
+the integers of a round's noise are drawn and added. On a GPU it prints only this time. `--share` trains whole rounds of
+users of 80 tokens, alternately with and without noise, and prints the time per round of each and the ratio of their
+medians.
 """
 
 import argparse
 import os
 import statistics
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from unheard import ExactGaussianNoise, GaussianNoise
+from unheard import GaussianNoise, NoNoise, TiedLSTM
+from unheard.engines.choice import EngineChoice
 from unheard.mechanism import noise as noise_module
 from unheard.mechanism.aggregation import BoundedAverage
-from unheard.mechanism.noise import NormalsAhead, standard_normals
 from unheard.parameters import finish
+from unheard.performance.benchmark import SHORT_TEXT, whole_rounds
 from unheard.randomness import GENERATOR, secure_generator
 
-REPEATS = 7
+REPEATS = 35
+"""Repetitions of a measurement, of which the least counts."""
 DRAWS = 10_000_000
+"""Number of float64 normals in one measurement."""
+SCALE = noise_module.in_units(1.0, 2.0**-20)
+"""Standard deviation of the noise in units of the grid."""
+NOISE = GaussianNoise(noise_multiplier=1.0)
 
 
-def best(work) -> float:
-    """Seconds of processor time of this thread, the least of several."""
-    found = []
-    for _ in range(REPEATS):
-        began = time.thread_time()
-        work()
-        found.append(time.thread_time() - began)
-    return min(found)
-
-
-def adding(noise: GaussianNoise, average: BoundedAverage, threads: int) -> tuple[float, float]:
-    """Milliseconds until a round's noise is drawn on so many threads, rounded and added, and the processor time of all threads
-    for it; the least of several each."""
-    pool = ThreadPoolExecutor(max_workers=threads)
-    noise_module._threads = lambda: pool  # pyright: ignore[reportAttributeAccessIssue]
+def least(work: Callable[[], object], repeats: int = REPEATS) -> tuple[float, float]:
+    """Call a function several times; return the least elapsed milliseconds and the least processor milliseconds."""
     elapsed, busy = [], []
-    for _ in range(5 * REPEATS):
+    for _ in range(repeats):
         began, used = time.perf_counter(), time.process_time()
-        noise.add(average, noise.ahead(secure_generator(), average.units_P.numel(), torch.device("cpu")))
+        work()
         elapsed.append(time.perf_counter() - began)
         busy.append(time.process_time() - used)
     return 1e3 * min(elapsed), 1e3 * min(busy)
 
 
-def handing_over(parameters: int, device: torch.device) -> tuple[float, float]:
-    """Mean milliseconds until a round's normals are on their way to the device: drawn ahead to where it fetches them; and from
-    an array of numpy's, copied there by torch with as many threads as it has."""
-    ahead, copied = [], []
-    for _ in range(30):
-        normals = NormalsAhead(secure_generator(), parameters, device)
-        array = secure_generator().standard_normal(parameters)
-        finish(device)
-        began = time.perf_counter()
-        standard_normals(normals, parameters, device)
-        ahead.append(time.perf_counter() - began)
-        finish(device)
-        began = time.perf_counter()
-        torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
-        copied.append(time.perf_counter() - began)
-    return 1e3 * statistics.mean(ahead[1:]), 1e3 * statistics.mean(copied[1:])
+def draw(average: BoundedAverage) -> None:
+    """Draw and add the noise of a round."""
+    count, device = average.units_P.numel(), average.units_P.device
+    NOISE.add(average, NOISE.ahead(secure_generator(), count, device, SCALE))
+    finish(device)
+
+
+def share(users: int, device: str, times: int) -> None:
+    """Print the time of whole rounds with and without noise.
+
+    Args:
+        users: Users per round.
+        device: Device of the engine.
+        times: Number of measurements of each.
+    """
+    model, choice = TiedLSTM().pinned(10_000), EngineChoice(kind="stacked", device=device)
+    rounds = max(4, 16_000_000 // SHORT_TEXT // users)
+    taken: dict[str, list[float]] = {"with noise": [], "without": []}
+    for _ in range(times):
+        for name, noise in (("with noise", NOISE), ("without", NoNoise())):
+            row = whole_rounds(model, choice, users, tokens=SHORT_TEXT, rounds=rounds, noise=noise)
+            taken[name].append(1e3 / row["rounds_per_second"])
+    for name, values in taken.items():
+        print(
+            f"{users:,} users of {SHORT_TEXT} tokens, {name}: ms per round", *(f"{v:.2f}" for v in values), flush=True
+        )
+    ratio = statistics.median(taken["with noise"]) / statistics.median(taken["without"])
+    print(f"{users:,} users per round: noise makes a round {ratio:.3f} times as long (medians of {times})", flush=True)
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--parameters", type=int, default=1_346_144, help="of the model whose round is timed")
-    options.add_argument("--device", default="cpu", help="cuda: time the hand-over to it, too")
-    chosen = options.parse_args()
-    parameters, device = chosen.parameters, torch.device(chosen.device)
-    if device.type == "cuda":
-        ahead, copied = handing_over(parameters, device)
-        threads = torch.get_num_threads()
-        print(f"handed to {device}: {ahead:.2f} ms drawn ahead, {copied:.2f} ms copied by torch's {threads} threads")
-    torch.set_num_threads(1)
-    cores = os.cpu_count() or 1
-    drawing = best(lambda: secure_generator().standard_normal(DRAWS))
-    average = BoundedAverage(units_P=torch.zeros(parameters, dtype=torch.int64), unit=2.0**-20, sensitivity=1.0)
-    print(f"{GENERATOR}: {DRAWS / drawing / 1e6:.1f} million float64 normals a second on one core")
-    print(f"noise of {parameters:,} parameters, drawn, rounded and added: elapsed ms (processor ms of all threads)")
-    for noise in (GaussianNoise(noise_multiplier=1.0), ExactGaussianNoise(noise_multiplier=1.0)):
-        for threads in (n for n in (1, 2, 4, 8, 16) if n <= cores):
-            elapsed, busy = adding(noise, average, threads)
-            print(f"    {type(noise).__name__:<18} {threads:>2} threads: {elapsed:6.1f} ({busy:.1f})")
+    """Run the measurements for the device, and those of `--share`."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--parameters", type=int, default=1_346_144, help="number of parameters of the model")
+    options.add_argument("--device", default="cpu")
+    options.add_argument(
+        "--share", type=int, nargs="*", default=[], metavar="USERS", help="users per round of the whole rounds"
+    )
+    options.add_argument(
+        "--times", type=int, default=3, help="measurements of whole rounds, each with and without noise"
+    )
+    given = options.parse_args()
+    zeros = torch.zeros(given.parameters, dtype=torch.int64, device=given.device)
+    average = BoundedAverage(units_P=zeros, unit=2.0**-20, sensitivity=1.0)
+    if given.device == "cpu":
+        torch.set_num_threads(1)
+        _, busy = least(lambda: secure_generator().standard_normal(DRAWS), 7)
+        print(f"{GENERATOR}: {DRAWS / busy / 1e3:.1f} million float64 normals per second on one core")
+        for threads in (n for n in (1, 2, 4, 8, 16) if n <= (os.cpu_count() or 1)):
+            pool = ThreadPoolExecutor(max_workers=threads)
+            noise_module._threads = lambda pool=pool: pool  # pyright: ignore[reportAttributeAccessIssue]
+            noise_module.MAX_THREADS = threads
+            elapsed, busy = least(lambda: draw(average))
+            print(
+                f"noise of {given.parameters:,} parameters, {threads} threads: {elapsed:.1f} ms, {busy:.1f} of processor"
+            )
+    else:
+        draw(average)
+        elapsed, busy = least(lambda: draw(average))
+        print(f"noise of {given.parameters:,} parameters on {given.device}: {elapsed:.2f} ms, {busy:.2f} of processor")
+    for users in given.share:
+        share(users, given.device, given.times)
 
 
 if __name__ == "__main__":

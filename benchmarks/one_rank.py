@@ -1,7 +1,9 @@
-"""What torchrun with one rank costs over plain `unheard train`: the same run file both ways, by the times of its checkpoints.
+"""Compare the time of plain `unheard train` with that of torchrun with one rank, for the same run file.
 
 Run it: python benchmarks/one_rank.py RUN.toml [--rounds 301] [--every 100]
-Rounds up to the first checkpoint are not counted: they compile and fill caches. Every run is charged to a ledger of its own.
+
+The time is measured from the checkpoint after --every rounds to the last checkpoint. The rounds before it, which
+compile and fill caches, are not counted. Each run has its own population ledger.
 """
 
 import argparse
@@ -15,9 +17,19 @@ WAYS = {
     "plain": PLAIN,
     "torchrun, one rank": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "-m", "unheard"],
 }
+"""The beginning of the command line of each way to train."""
 
 
 def seconds(way: list[str], run_file: str, folder: Path, rounds: int, every: int) -> float:
+    """Train a run and return the seconds between the checkpoint after `every` rounds and the last regular one.
+
+    Args:
+        way: A value of `WAYS`.
+        run_file: The run file.
+        folder: A temporary folder.
+        rounds: Number of rounds.
+        every: Rounds between checkpoints.
+    """
     out = folder / "run"
     changes = [
         f"training.rounds={rounds}",
@@ -34,6 +46,7 @@ def seconds(way: list[str], run_file: str, folder: Path, rounds: int, every: int
 
 
 def main() -> None:
+    """Train the run file in each way and print the seconds."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     words.add_argument("run_file")
     words.add_argument("--rounds", type=int, default=301)

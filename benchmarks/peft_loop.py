@@ -16,7 +16,17 @@ from torch import Tensor
 def user_delta(
     model: Any, trained: list[Tensor], start: list[Tensor], batches: np.ndarray, row_V: Tensor, eta: float, clip: float
 ) -> list[Tensor]:
-    """The clipped delta of one user, after one pass of local steps."""
+    """Return the clipped delta of one user after one epoch of local steps, by trained tensor.
+
+    Args:
+        model: The peft model.
+        trained: Its trained tensors, which are changed in place.
+        start: The round's value of each trained tensor.
+        batches: The user's batches of windows, as token ids of the store; of shape [S, B, T + 1].
+        row_V: The row of the model's vocabulary for each token id of the store.
+        eta: Learning rate.
+        clip: S; the delta is clipped after every step.
+    """
     with torch.no_grad():
         for parameter, first in zip(trained, start, strict=True):
             parameter.copy_(first)
@@ -42,7 +52,15 @@ def user_delta(
 def sum_of_users(
     model: Any, all_batches: list[np.ndarray], row_V: Tensor, eta: float, clip: float
 ) -> tuple[list[Tensor], float]:
-    """The sum of the users' clipped deltas, and the seconds that it took."""
+    """Return the sum of the users' clipped deltas, and the seconds that it took.
+
+    Args:
+        model: The peft model. Its parameters are restored at the end.
+        all_batches: The batches of each user.
+        row_V: The row of the model's vocabulary for each token id of the store.
+        eta: Learning rate.
+        clip: S.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     start = [p.detach().clone() for p in trained]
     total = [torch.zeros_like(p) for p in trained]

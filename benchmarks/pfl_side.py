@@ -1,8 +1,9 @@
-"""The other side of against_pfl.py: the paper's user update as one writes it for Apple's pfl, run by pfl's own environment.
+"""pfl's side of against_pfl.py: the paper's user update, written for Apple's pfl and run in an environment with pfl.
 
-In: a file of initial parameters and users' windows, then one request a line on standard input. Out: one line of JSON for each.
-Nothing of Unheard is imported here. Everything that is timed is pfl's: its loop over users, its local SGD, its clip, its Gaussian
-noise, its server step. Of several processes each is one of pfl's workers; they sum over gloo.
+The input is a file with initial parameters and users' windows, then one request per line on standard input. The output
+is one line of JSON per request. This program does not import Unheard. Everything that is timed is pfl's own code: its
+loop over users, its local SGD, its clip, its Gaussian noise and its server step. If there are several processes, each
+is one of pfl's workers, and they sum over gloo.
 """
 
 import json
@@ -26,11 +27,17 @@ from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 from torch.nn import functional
 
 GATES = ("input", "forget", "cell", "output")
-"""In torch.nn.LSTM's order, which is also Unheard's."""
+"""The gates in the order of torch.nn.LSTM, which is also the order of Unheard."""
 
 
 class TiedLSTM(torch.nn.Module):
-    """Word vectors of norm 1 for input and output, torch's fused LSTM between them. One of its two biases stays 0 and fixed."""
+    """The paper's model with torch's fused LSTM. Word vectors of norm 1 serve as input and output embedding.
+
+    torch's LSTM has two biases per gate; the second stays 0 and is not trained, because the paper's model has one.
+
+    Args:
+        params: The layers of Unheard's model by name.
+    """
 
     def __init__(self, params: dict[str, np.ndarray]) -> None:
         super().__init__()
@@ -50,17 +57,19 @@ class TiedLSTM(torch.nn.Module):
         self.lstm.bias_hh_l0.requires_grad_(False)
 
     def loss(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss of a batch."""
         words_VD = functional.normalize(self.embedding, dim=1)
         states_BTH, _ = self.lstm(functional.embedding(inputs_BT, words_VD))
         logits_BTV = functional.linear(self.projection(states_BTH), words_VD)
-        # The mean over what is to be predicted: -1 stands where nothing is.
+        # A target of -1 marks a position that is not predicted. The mean is over the other positions.
         return functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=-1)
 
     def metrics(self, *_: torch.Tensor) -> dict[str, float]:
-        return {}  # nothing is evaluated: pfl asks in its very first round, which is not timed
+        """Return no metrics. pfl requires this method; it calls it in its first round, which is not timed."""
+        return {}
 
     def in_unheards_order(self, named: dict[str, torch.Tensor]) -> np.ndarray:
-        """A flat vector in the order of Unheard's layout."""
+        """Return named tensors of this module as one flat vector in the order of Unheard's layout."""
         weight_YG = torch.cat([named["lstm.weight_ih_l0"].T, named["lstm.weight_hh_l0"].T])
         flat = [named["embedding"].flatten()]
         for weight, bias in zip(weight_YG.chunk(4, dim=1), named["lstm.bias_ih_l0"].chunk(4), strict=True):
@@ -70,7 +79,15 @@ class TiedLSTM(torch.nn.Module):
 
 
 class Federation:
-    """pfl's own parts, put together as its tutorials do."""
+    """A federation of pfl's own components, combined as in pfl's tutorials.
+
+    Args:
+        given: The arrays of the input file: windows of users, and initial parameters.
+        learning_rate: Local learning rate.
+        batch_size: Windows in a local batch.
+        clip_norm: S.
+        noise_multiplier: z.
+    """
 
     def __init__(
         self,
@@ -96,11 +113,13 @@ class Federation:
         self.algorithm, self.rounds_done = FederatedAveraging(), 0
 
     def dataset(self) -> FederatedDataset:
-        np.random.seed(0)  # the same on every worker: pfl shares users out by it
+        """Return the users as a dataset of pfl."""
+        np.random.seed(0)  # pfl distributes users over workers by this seed, so all workers must have the same
         sampler = get_user_sampler("minimize_reuse", list(range(len(self.users))))
         return FederatedDataset(lambda user: self.users[user], sampler)
 
     def round(self, num_users: int) -> None:
+        """Run one round with a cohort of `num_users` users."""
         self.rounds_done += 1
         params = NNAlgorithmParams(
             central_num_iterations=self.rounds_done,
@@ -111,7 +130,7 @@ class Federation:
         self.algorithm.run(params, self.backend, self.model, self.train_params, send_metrics_to_platform=False)
 
     def one_delta(self) -> np.ndarray:
-        """What the first user would change, not clipped and not noised."""
+        """Return the update of the first user without clip and noise."""
         from pfl.internal.bridge import FrameworkBridgeFactory
 
         before = self.model.get_parameters()
@@ -121,15 +140,17 @@ class Federation:
 
 
 def processor_seconds() -> float:
+    """Return the processor seconds of this process so far."""
     mine = resource.getrusage(resource.RUSAGE_SELF)
     return mine.ru_utime + mine.ru_stime
 
 
 def main() -> None:
+    """Answer requests until standard input is closed."""
     asked = json.loads(sys.argv[1])
     torch.set_num_threads(asked["threads"])
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else prints must not be taken for an answer
+    os.dup2(2, 1)  # other code may print to standard output; send it to standard error, not to the answers
     federation = Federation(dict(np.load(asked["given"])), **asked["update"])
     start = federation.model.get_parameters()
     print(json.dumps({"torch": torch.__version__}), file=answers, flush=True)

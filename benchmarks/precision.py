@@ -1,8 +1,10 @@
-"""Does the engine's precision change what is learned? The same run, seed, cohorts and noise in each precision, on a real corpus.
+"""Compare the accuracy of one run in several precisions of the engine, with the same seed, cohorts and noise.
 
 Run it: python benchmarks/precision.py CORPUS [--rounds 3000] [--precision bfloat16 --precision float32] [--device cuda]
-Prints held-out AccuracyTop1 by round, and seconds since the run began (start, evaluations and checkpoints included). S = 15,
-sigma = 0.003, the paper's model and recipe: figures about learning, not about privacy (the seed is known).
+
+The script prints the held-out AccuracyTop1 by round, and the seconds since the start of the run (with evaluations and
+checkpoints). The run has S = 15, sigma = 0.003, and the paper's model and settings. Its seed is known, so it has no
+privacy guarantee.
 """
 
 import argparse
@@ -15,6 +17,7 @@ from unheard.engines.choice import EngineChoice
 
 
 def main() -> None:
+    """Train the run in each precision and print its evaluations."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     words.add_argument("corpus")
     words.add_argument("--rounds", type=int, default=3000)
@@ -30,7 +33,7 @@ def main() -> None:
                 corpus=asked.corpus,
                 model=unheard.TiedLSTM(vocabulary_size=len(store.vocabulary)),
                 plan=unheard.Plan(
-                    population=store.train.num_users,  # an experiment on a public corpus; never do this with private users
+                    population=store.train.num_users,  # counted: acceptable for a public corpus only
                     sampling=unheard.PoissonSampling(users_per_round=asked.users_per_round),
                     update=unheard.FedAvg(),
                     clip=unheard.FlatClip(norm=15.0),

@@ -1,9 +1,10 @@
-"""Where the time of whole rounds goes on a GPU: milliseconds per turn, and microseconds per user by kernel.
+"""Profile whole rounds on a GPU: milliseconds per turn, and microseconds per user by kernel.
 
 Run it: python -m benchmarks.profile_rounds
 
-A turn is one round of every run that trains side by side. Users are synthetic, the model is the paper's, noise has z = 1.
-The time of a turn is measured without the profiler. If the kernels take much less, the GPU waits for the host.
+A turn is one round of every run that trains side by side. Users are synthetic, the model is the paper's, and z is 1.
+The time of a turn is measured without the profiler. If the kernels take much less time than a turn, the GPU waits for
+the host.
 """
 
 import tempfile
@@ -49,14 +50,14 @@ def profile_setting(users: int, tokens: int, runs: int, turns: int) -> None:
         reports = train_together(outs, engine=EngineChoice(kind="stacked", device="cuda", precision="bfloat16"))
 
         def train(count: int) -> float:
-            """Train so many turns. Returns the seconds per turn."""
+            """Train `count` turns and return the seconds per turn."""
             began = time.perf_counter()
             for _ in range(count * runs):
                 next(reports)
             torch.cuda.synchronize()
             return (time.perf_counter() - began) / count
 
-        train(4)  # compiles and fills caches
+        train(4)  # not timed: compiles kernels and fills caches
         seconds = train(2 * turns)
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             train(turns)
@@ -71,7 +72,8 @@ def profile_setting(users: int, tokens: int, runs: int, turns: int) -> None:
 
 
 def main() -> None:
-    # The statements of these runs are of no interest, and each takes seconds.
+    """Profile all settings."""
+    # Do not write statements: nobody reads those of these runs, and each takes seconds.
     with patch("unheard.training.loop.write_statement", lambda *_: {}):
         for setting in SETTINGS:
             profile_setting(*setting)

@@ -1,9 +1,11 @@
-"""What a round costs beside its users' updates: charging, sampling, reading, noise, evaluations and checkpoints, as shares.
+"""Measure which share of a round is not the engine: charging, sampling, reading, noise, evaluations, checkpoints.
 
 Run it: python benchmarks/rounds.py CORPUS [--users 1250] [--runs 1] [--rounds 40] [--device cuda] [--kernels]
-The same cohorts three times in one go, on a real corpus: the engine alone; whole rounds without evaluations and checkpoints; whole
-rounds with an evaluation every 20 and a checkpoint every 200. A share is what a way takes longer than the engine alone. `--kernels`
-also says how much of the time the GPU was at work, and on what.
+
+The same cohorts are computed three times: by the engine alone; in whole rounds without evaluations and checkpoints; and
+in whole rounds with an evaluation every 20 rounds and a checkpoint every 200. The share is the additional time compared
+with the engine alone, divided by the time of the whole rounds. `--kernels` also prints how much of the time the GPU was
+busy, and with which kernels.
 """
 
 import argparse
@@ -26,16 +28,26 @@ from unheard.training.loop import train_together
 from unheard.training.round import Round, State, draw_cohort
 
 WARM_UP = 3
-"""Rounds before the clock starts: kernels are compiled, buffers allocated."""
+"""Rounds that are not timed, in which kernels are compiled and buffers are allocated."""
 
 
 def run_of(corpus: str, users: int, rounds: int, seed: int, ledger: Path, *, measured: bool) -> unheard.Run:
+    """Return a run of the paper's model.
+
+    Args:
+        corpus: Folder of the token store.
+        users: Users per round.
+        rounds: Rounds to time.
+        seed: Seed of the run.
+        ledger: Population ledger.
+        measured: Whether the run has evaluations and checkpoints.
+    """
     store, never = unheard.TokenStore.open(corpus), 10**6
     return unheard.Run(
         corpus=corpus,
         model=unheard.TiedLSTM(vocabulary_size=len(store.vocabulary)),
         plan=unheard.Plan(
-            population=store.train.num_users,  # an experiment on a public corpus; never do this with private users
+            population=store.train.num_users,  # counted: acceptable for a public corpus only
             sampling=unheard.PoissonSampling(users_per_round=users),
             update=unheard.FedAvg(),
             clip=unheard.FlatClip(norm=15.0),
@@ -50,12 +62,13 @@ def run_of(corpus: str, users: int, rounds: int, seed: int, ledger: Path, *, mea
 
 
 def engine_alone(runs: list[unheard.Run], rounds: int, choice: EngineChoice) -> float:
-    """Seconds a turn (a round of every run) of the same cohorts, given to the engine and to nobody else."""
+    """Return the seconds per turn (one round of every run) of the engine alone, on the cohorts that the runs draw."""
     model = runs[0].model
     engine, store = choice.build(model), unheard.TokenStore.open(runs[0].corpus)
     params_P = model.initial(0).to(engine.device)
 
     def turn(attempt: int) -> None:
+        """Sum the cohorts of one round of every run."""
         engine.sum_cohorts([_cohort(run, store, params_P, attempt) for run in runs])
 
     for attempt in range(WARM_UP):
@@ -67,6 +80,7 @@ def engine_alone(runs: list[unheard.Run], rounds: int, choice: EngineChoice) -> 
 
 
 def _cohort(run: unheard.Run, store: unheard.TokenStore, params_P: torch.Tensor, attempt: int) -> Cohort:
+    """Return the cohort that a run draws in a round."""
     seed = run.training.reproducible_seed
     assert seed is not None
     return draw_cohort(
@@ -83,7 +97,15 @@ def _cohort(run: unheard.Run, store: unheard.TokenStore, params_P: torch.Tensor,
 
 
 def whole(runs: list[unheard.Run], rounds: int, choice: EngineChoice, folder: Path, *, kernels: bool) -> float:
-    """Seconds a turn of real training. The last turn, which saves and states everything, is not counted."""
+    """Return the seconds per turn of training. The last turn, which saves and writes statements, is left out.
+
+    Args:
+        runs: The runs.
+        rounds: Rounds to time.
+        choice: The engine.
+        folder: Folder of the run folders.
+        kernels: Whether to profile the GPU and print its kernels.
+    """
     device = choice.torch_device()
     going = train_together([(run, folder / str(k)) for k, run in enumerate(runs)], engine=choice)
     _skip(going, WARM_UP * len(runs))
@@ -102,16 +124,19 @@ def whole(runs: list[unheard.Run], rounds: int, choice: EngineChoice, folder: Pa
 
 
 def _skip(reports: Iterator[object], count: int) -> None:
+    """Train until `count` reports have come."""
     for _ in itertools.islice(reports, count):
         pass
 
 
 def _now(device: torch.device) -> float:
+    """Wait until the device has finished, and return the time in seconds."""
     finish(device)
     return time.perf_counter()
 
 
 def main() -> None:
+    """Time the engine and the whole rounds, and print the shares."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     words.add_argument("corpus")
     words.add_argument("--users", type=int, default=1250)
@@ -126,6 +151,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
 
         def runs(measured: bool, name: str) -> list[unheard.Run]:
+            """Return the runs that train side by side, each with its own ledger."""
             ledgers = [Path(folder) / f"{name}-{seed}.jsonl" for seed in range(asked.runs)]
             return [
                 run_of(asked.corpus, asked.users, asked.rounds, seed, ledger, measured=measured)

@@ -1,11 +1,12 @@
-"""Whole rounds of the paper's model on 1, 2, 4 and 8 ranks of one machine, in one run: users a second, and how far from ideal.
+"""Measure whole rounds of the paper's model on 1, 2, 4 and 8 ranks of one machine: users per second and efficiency.
 
-Run it: python benchmarks/scale_out.py --out measured.json [--ranks 1,2,4,8] [--users-per-round 48] [--rounds 4] [--device cpu]
+Run it: python benchmarks/scale_out.py --out measured.json [--ranks 1,2,4,8] [--users-per-round 48] [--rounds 4]
 
-Each rank has one thread, so that two ranks on two cores are compared with one single-threaded rank. Users are synthetic and equally
-long, cohorts are the same for every number of ranks (a seed), and a round is a whole one: ledger on disk, cohort, text, noise,
-server. The first round is not counted. The best round says what ranks can do where others use the machine too. The parts of a
-round are measured one by one by benchmarks/scale_out_parts.py; benchmarks/scale_out_simulator.py reads both files.
+Each rank has one thread, so that two ranks on two cores are compared with one single-threaded rank. Users are synthetic
+and have equal lengths. Cohorts are the same for every number of ranks, because the runs have a seed. Rounds are whole
+rounds, with ledgers on disk, sampling, reading, noise and the server's step. The first round is not counted. The
+efficiency of the best round is printed too, for machines that other programs use at the same time.
+benchmarks/scale_out_parts.py measures the parts of a round; benchmarks/scale_out_simulator.py reads both files.
 """
 
 import argparse
@@ -31,14 +32,16 @@ from unheard.training.loop import train
 from unheard.training.worker import serve
 
 SEED, TOKENS = 1, 1600
+"""Seed of the runs, and tokens per user."""
 
 
 def main() -> None:
+    """Measure each number of ranks in new processes. With `--store`, train as one of these processes."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--ranks", default="1,2,4,8")
     options.add_argument("--users-per-round", type=int, default=48)
-    options.add_argument("--rounds", type=int, default=4, help="counted; one more warms up")
+    options.add_argument("--rounds", type=int, default=4, help="rounds that are counted; one more comes before them")
     options.add_argument("--device", default="cpu")
     options.add_argument("--store", type=Path, help=argparse.SUPPRESS)
     given = options.parse_args()
@@ -57,7 +60,11 @@ def main() -> None:
 
 
 def show(runs: list[dict[str, Any]], cores: int) -> None:
-    """Against the first, and against as many cores as the ranks can really have."""
+    """Add speed-up and efficiency to the last result, and print it.
+
+    The speed-up is relative to the first result. The efficiency is the speed-up divided by the ideal one, which is
+    limited by the number of cores.
+    """
     one, last = runs[0], runs[-1]
     last["speed_up"] = last["users_per_second"] / one["users_per_second"]
     ideal = min(last["ranks"], cores) / min(one["ranks"], cores)
@@ -72,17 +79,18 @@ def show(runs: list[dict[str, Any]], cores: int) -> None:
 
 
 def measured(size: int, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run this script on `size` ranks with torchrun and return the result."""
     out = folder / f"{size}.json"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), __file__]
     words = ["--store", str(folder / "store"), "--out", str(out), "--users-per-round", str(given.users_per_round)]
     words += ["--rounds", str(given.rounds), "--device", given.device]
-    # The cores are shared out here: one thread for each rank, also where there are more cores than ranks.
+    # One thread per rank, also if there are more cores than ranks.
     subprocess.run([*launch, *words], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return json.loads(out.read_text())
 
 
 def on_one_rank(given: argparse.Namespace) -> None:
-    """What each rank of a measured group does."""
+    """Train on one rank of a group. The leader writes the result to `--out`."""
     ranks = ProcessGroup.join()
     torch.set_num_threads(1)
     if ranks is not None and not ranks.is_leader:
@@ -107,7 +115,7 @@ def on_one_rank(given: argparse.Namespace) -> None:
     engine, ends = unheard.EngineChoice(device=given.device), []
     for report in train(run, given.out.with_suffix(".run"), engine=engine, ranks=ranks):
         ends.append(time.perf_counter())
-        if report.round > given.rounds:  # the last one, which evaluates and saves, is not begun
+        if report.round > given.rounds:  # stop before the last round, which also evaluates and saves
             break
     if ranks is not None:
         ranks.shutdown()
@@ -123,6 +131,7 @@ def on_one_rank(given: argparse.Namespace) -> None:
 
 
 def make_store(path: Path, population: int) -> None:
+    """Write a store of `population` synthetic users."""
     model = unheard.TiedLSTM(vocabulary_size=10_000)
     write_store(
         path,

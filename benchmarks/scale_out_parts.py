@@ -1,8 +1,9 @@
-"""The parts of a round, each measured alone on this machine: what benchmarks/scale_out_simulator.py predicts from.
+"""Measure the parts of a round, each alone on this machine, as input for benchmarks/scale_out_simulator.py.
 
 Run it: OMP_NUM_THREADS=1 python benchmarks/scale_out_parts.py --out parts.json [--device cuda] [--users 8]
-Work of a CPU is measured in processor time of one thread, so that a busy machine does not count against it; disk and network
-(Gloo between processes of this machine) in time on the clock, the least of several.
+
+Work of a CPU is measured in processor time of one thread, which does not depend on other programs. Disk and network
+(Gloo between processes of this machine) are measured in wall time, the least of several measurements.
 """
 
 import argparse
@@ -29,21 +30,23 @@ from unheard.randomness import secure_generator
 from unheard.training.round import AddServer, State, step
 
 REPEATS, TOKENS, SMALL, MANY = 5, 1600, 1024, 8
+"""Repetitions of a measurement, tokens per user, elements of the small tensor, and ranks of the larger group."""
 
 
 def main() -> None:
+    """Measure all parts and write them to a file. With `--network`, measure the network as one rank of a group."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--device", default="cpu")
-    options.add_argument("--users", type=int, default=8, help="given to the engine at a time, at most")
-    options.add_argument("--users-per-round", type=int, default=32, help="of the runs to predict")
+    options.add_argument("--users", type=int, default=8, help="largest number of users in one call to the engine")
+    options.add_argument("--users-per-round", type=int, default=32, help="users per round of the predicted runs")
     options.add_argument("--network", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     torch.set_num_threads(1)
     if given.network:
         _network(given.out)
         torch.distributed.barrier()
-        torch.distributed.destroy_process_group()  # else its threads may end the process with an abort
+        torch.distributed.destroy_process_group()  # otherwise its threads may abort the process at exit
         return
     model = unheard.TiedLSTM(vocabulary_size=10_000)
     plan = benchmark_plan(given.users_per_round)
@@ -59,12 +62,14 @@ def main() -> None:
 
 
 def _on_ranks(size: int, out: Path) -> dict[str, float]:
+    """Measure the network between `size` ranks in new processes, and return the result."""
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), __file__]
     subprocess.run([*run, "--network", "--out", str(out)], check=True)
     return json.loads(out.read_text())
 
 
 def benchmark_plan(users_per_round: int) -> unheard.Plan:
+    """Return the plan of the measured rounds."""
     return unheard.Plan(
         population=100 * users_per_round,
         sampling=unheard.PoissonSampling(users_per_round=users_per_round),
@@ -75,7 +80,7 @@ def benchmark_plan(users_per_round: int) -> unheard.Plan:
 
 
 def _users(model: unheard.TiedLSTM, plan: unheard.Plan, given: argparse.Namespace) -> dict[str, float]:
-    """A line through two cohorts: what a call costs, and what a user does."""
+    """Return the fixed time of a call to the engine and the time per user, from a line through two sizes of cohorts."""
     engine = unheard.EngineChoice(device=given.device).build(model)
     params_P, now = model.initial(0).to(engine.device), plan.at(0, model.layout)
     users = list(synthetic_users(model.vocabulary_size, given.users, TOKENS))
@@ -98,7 +103,7 @@ def _users(model: unheard.TiedLSTM, plan: unheard.Plan, given: argparse.Namespac
 
 
 def _leader(model: unheard.TiedLSTM, plan: RoundPlan) -> dict[str, float]:
-    """What rank 0 does by itself."""
+    """Return the seconds of the work that only the leader does: sampling, ledgers, noise and the server's step."""
     numbers, state = model.layout.total, State(round=0, params_P=model.initial(0))
     units_P = torch.zeros(numbers, dtype=torch.int64)
     contribution = plan.contribution
@@ -106,7 +111,7 @@ def _leader(model: unheard.TiedLSTM, plan: RoundPlan) -> dict[str, float]:
     normals = secure_generator().standard_normal(numbers)
 
     class Ready:
-        """Normals that were drawn ahead."""
+        """A generator that returns normals that were already drawn."""
 
         def standard_normal(self, size: int, dtype: Any = None) -> np.ndarray:
             return normals
@@ -118,7 +123,7 @@ def _leader(model: unheard.TiedLSTM, plan: RoundPlan) -> dict[str, float]:
         ledger = Ledger.create(Path(folder) / "ledger.jsonl", {"population": plan.population, "delta": 1e-9})
         ledgers = 2 * min(
             _times(lambda: ledger.charge(plan.event(), 0), time.perf_counter)
-        )  # the run's and the people's
+        )  # twice: the run's ledger and the population's
     return {
         "draw": min(_times(lambda: plan.sampling.draw(100_000, plan.population, secure_generator()), time.thread_time)),
         "ledger": ledgers,
@@ -128,7 +133,10 @@ def _leader(model: unheard.TiedLSTM, plan: RoundPlan) -> dict[str, float]:
 
 
 def _network(out: Path) -> None:
-    """A message to every rank and all answers; and the way of tensors of two sizes."""
+    """Measure, on one rank of a group, the time of messages with replies and of sums of two sizes.
+
+    The leader writes the result to `out`.
+    """
     ranks = ProcessGroup.join()
     assert ranks is not None
     ranks.connect(torch.device("cpu"), 60.0)
@@ -141,6 +149,7 @@ def _network(out: Path) -> None:
         return
 
     def ask() -> None:
+        """Send a message to every other rank and wait for all replies."""
         ranks.send([Message("ping") for _ in ranks.others])
         ranks.replies()
 
@@ -156,6 +165,7 @@ def _network(out: Path) -> None:
 
 
 def _times(work: Callable[[], Any], clock: Callable[[], float]) -> list[float]:
+    """Return the seconds of several calls of a function by a clock, after one call that is not timed."""
     work()
     found = []
     for _ in range(REPEATS):

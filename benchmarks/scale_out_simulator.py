@@ -1,19 +1,23 @@
-r"""Users a second on 1 to 1,024 ranks, predicted from measured parts of a round, and held against measured runs.
+r"""Predict users per second on 1 to 1,024 ranks from measured parts of a round, and compare with measured runs.
 
     python benchmarks/scale_out_simulator.py --parts parts.json --measured measured.json
     python benchmarks/scale_out_simulator.py --parts parts.json --device "NVIDIA H200" --users-per-round 50000 \
         --bandwidth 25e9 --latency 20e-6
 
-Nothing is assumed silently: times of the parts come from a file (benchmarks/scale_out_parts.py), whole runs to hold
-them against from another (benchmarks/scale_out.py), the network from the command line where it was not measured. A
-round is what engines/distributed/engine.py and training/loop.py do, in their order:
+All inputs are explicit: the times of the parts come from a file (benchmarks/scale_out_parts.py), measured runs for
+comparison from another (benchmarks/scale_out.py), and the network from the command line if it was not measured. A round
+has the steps of engines/distributed/engine.py and training/loop.py, in their order:
 
-    draw, ledger | tell every rank, one after the other | hand out parameters | the slowest rank's users | hear every
-    rank | add up
-    | noise, if it is not ready yet | average, noise, server
+    1. draw the cohort and charge the ledgers
+    2. send a message to each rank in turn, and later receive a reply from each
+    3. broadcast the parameters
+    4. compute the users' updates, until the slowest rank is done
+    5. sum over ranks
+    6. wait for the noise, if it is not drawn yet
+    7. average, add the noise, take the server's step
 
-Users are dealt by the library's own `assign_users`: stragglers come from the spread of what users cost and from ranks'
-own unsteadiness.
+Users are assigned to ranks by the library's own `assign_users`. A rank is slower than others if its users cost more, or
+because of its random variation in speed.
 """
 
 import argparse
@@ -29,55 +33,71 @@ from unheard.engines.distributed.engine import assign_users
 from unheard.performance.estimate import measured_speeds
 
 RANKS = tuple(2**k for k in range(11))
+"""Numbers of ranks in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What was measured, in seconds unless the name says otherwise."""
+    """The measured parts of a round, in seconds unless the name or the text says otherwise."""
 
     hardware: str
     parameters: int
+    """Number of parameters of the model."""
     seconds_per_cost: float
-    """Of one unit of a user's cost (a local step; updates/user_update.py `cost`), on one rank alone."""
+    """Time of one unit of a user's cost (a local step; `cost` in updates/user_update.py) on a rank that runs alone."""
     seconds_fixed: float
-    """Of a rank's call to its engine, whoever is in it."""
+    """Time of a call to the engine that does not depend on the users."""
     cost_mean: float
+    """Mean cost of a user."""
     cost_deviation: float
-    """Of users' costs: how unequal they are."""
+    """Standard deviation of the costs of users."""
     unsteadiness: float
-    """Deviation of a rank's speed from round to round, as a part of it."""
+    """Standard deviation of a rank's time from round to round, divided by its mean."""
     draw: float
+    """Time to draw the cohort."""
     ledger: float
+    """Time to charge the ledgers."""
     noise: float
-    """Drawn on another thread from the round's beginning on, so it costs only what is left of it after the users."""
+    """Time to draw the noise. Another thread draws it from the start of the round, so only the part that is left after
+    the users' updates delays the round."""
     finish: float
-    """Average, adding the noise, server's step."""
+    """Time to average, add the noise and take the server's step."""
     message: float
-    """What each further rank adds to asking all and hearing all: the leader does that one after the other."""
+    """Time that each further rank adds to the messages and replies, which the leader handles one after the other."""
     round_trip: float
-    """What asking and hearing takes besides."""
+    """Time of the messages and replies that does not depend on the number of ranks."""
     latency: float
+    """Latency of the network between two ranks."""
     bytes_per_second: float
-    """Of the network between two ranks."""
+    """Bandwidth of the network between two ranks."""
     places: int | None = None
-    """How many ranks can compute at once (cores, for ranks of one thread); more share them.
-
-    None: each rank has its own.
-    """
+    """Number of ranks that can compute at the same time (cores, if each rank has one thread); further ranks share them.
+    None if each rank has its own device."""
 
     @classmethod
     def read(cls, path: Path, **changes: float | None) -> "Parts":
+        """Read the file of scale_out_parts.py. Values in `changes` that are not None or 0 replace measured ones."""
         found = json.loads(path.read_text())["parts"]
         known = {f.name for f in fields(cls)}
         return cls(**{**{k: v for k, v in found.items() if k in known}, **{k: v for k, v in changes.items() if v}})
 
 
 def on_device(parts: Parts, device: str) -> Parts:
-    """Users and what else a round does on another device, from a line through its whole rounds in speeds.toml; messages
-    as measured here, since they go over Gloo there too."""
+    """Return the parts with the times of another device.
+
+    A line through whole rounds of two sizes in speeds.toml gives the time per user and the rest of a round. Messages
+    keep the measured times, because they go over Gloo on that device too.
+
+    Args:
+        parts: The parts measured on this machine.
+        device: A device of speeds.toml.
+
+    Raises:
+        SystemExit: speeds.toml has fewer than two sizes of whole rounds for this device.
+    """
     rows = [s for s in measured_speeds() if s.device == device and s.of == "whole rounds"]
     if len(rows) < 2:
-        raise SystemExit(f"'{device}' needs whole rounds of two sizes in src/unheard/training/speeds.toml.")
+        raise SystemExit(f"'{device}' needs whole rounds of two sizes in src/unheard/performance/speeds.toml.")
     small, large = sorted(rows, key=lambda s: s.users_per_round)[:: len(rows) - 1]
     seconds = [s.users_per_round / s.users_per_second for s in (small, large)]
     each = (seconds[1] - seconds[0]) / (large.users_per_round - small.users_per_round)
@@ -87,8 +107,16 @@ def on_device(parts: Parts, device: str) -> Parts:
 
 
 def pipelined(parts: Parts, ranks: int, size: int, shape: str) -> float:
-    """A sum to one rank, or parameters to all, in many small pieces: the bytes go once; what grows is the way of the
-    first."""
+    """Return the seconds to sum over ranks, or to broadcast parameters, if the tensor is sent in many small pieces.
+
+    The pieces follow each other, so the time of the bytes counts once. Only the latency grows with the number of ranks.
+
+    Args:
+        parts: The measured parts.
+        ranks: Number of ranks.
+        size: Bytes of the tensor.
+        shape: `ring` or `tree`: the topology, which decides the number of hops.
+    """
     if ranks == 1:
         return 0.0
     hops = ranks - 1 if shape == "ring" else 2 * math.ceil(math.log2(ranks))
@@ -96,13 +124,13 @@ def pipelined(parts: Parts, ranks: int, size: int, shape: str) -> float:
 
 
 def whole(parts: Parts, ranks: int, size: int, _: str) -> float:
-    """The same down a tree, each rank passing all of it on at once, as Gloo does."""
+    """Return the seconds of the same operation if each rank of a tree sends the whole tensor at once, as Gloo does."""
     return math.ceil(math.log2(ranks)) * (parts.latency + size / parts.bytes_per_second) if ranks > 1 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Seconds of each part of one round."""
+    """The number of users in one round, and the seconds of each part of the round."""
 
     users: float
     before: float
@@ -114,10 +142,20 @@ class Round:
 
     @property
     def seconds(self) -> float:
+        """The seconds of the whole round."""
         return self.before + self.messages + self.hand_out + self.compute + self.add_up + self.after
 
 
 def one_round(parts: Parts, ranks: int, users: float, shape: str, rng: np.random.Generator) -> Round:
+    """Simulate one round.
+
+    Args:
+        parts: The measured parts.
+        ranks: Number of ranks.
+        users: Expected users per round.
+        shape: `ring`, `tree` or `gloo`: how sums and parameters are sent.
+        rng: Random generator of the cohort and of the ranks' speeds.
+    """
     drawn = int(rng.poisson(users))
     cost_U = np.maximum(rng.normal(parts.cost_mean, parts.cost_deviation, drawn), 1.0)
     speed_R = np.clip(rng.normal(1.0, parts.unsteadiness, ranks), 0.25, 4.0)
@@ -143,14 +181,22 @@ def one_round(parts: Parts, ranks: int, users: float, shape: str, rng: np.random
 
 
 def predict(parts: Parts, ranks: int, users: float, shape: str, rounds: int = 20) -> tuple[float, Round]:
-    """Users a second over some rounds, and the last round's parts."""
-    # A generator for each round: however many ranks there are, the cohorts are the same.
+    """Return the predicted users per second over some rounds, and the last round."""
+    # Each round has its own generator, so that every number of ranks has the same sizes of cohorts.
     done = [one_round(parts, ranks, users, shape, np.random.default_rng(k)) for k in range(rounds)]
     return sum(one.users for one in done) / sum(one.seconds for one in done), done[-1]
 
 
 def table(parts: Parts, users: float, shape: str, measured: dict[int, float], ranks: Sequence[int] = RANKS) -> str:
-    """Markdown: predicted beside measured, and where the time goes."""
+    """Return a Markdown table of predicted and measured speeds, and the share of each part of a round.
+
+    Args:
+        parts: The measured parts.
+        users: Expected users per round.
+        shape: `ring`, `tree` or `gloo`.
+        measured: Measured users per second by number of ranks.
+        ranks: Numbers of ranks.
+    """
     lines = [
         "| ranks | users/s, predicted | of ideal | measured | users | messages | parameters out | sum back | rest |"
     ]
@@ -165,30 +211,32 @@ def table(parts: Parts, users: float, shape: str, measured: dict[int, float], ra
 
 
 def _speed(value: float) -> str:
+    """Return a speed with at least three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def main() -> None:
+    """Read the files, apply the options and print the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--parts", type=Path, required=True, help="JSON with measured parts")
     options.add_argument(
         "--measured", type=Path, help='JSON with whole runs, {"runs": [{"ranks", "users_per_second"}]}'
     )
-    options.add_argument("--users-per-round", type=float, help="default: as measured")
-    options.add_argument("--cost-deviation", type=float, help="of users' costs, to see what unequal users do")
-    options.add_argument("--device", help="users on a device of the package's speeds, each rank with one of its own")
-    options.add_argument("--bandwidth", type=float, help="bytes a second between two ranks, if it was not measured")
-    options.add_argument("--latency", type=float, help="seconds, if it was not measured")
+    options.add_argument("--users-per-round", type=float, help="expected users per round; default: as measured")
+    options.add_argument("--cost-deviation", type=float, help="standard deviation of costs; default: as measured")
+    options.add_argument("--device", help="predict for this device of speeds.toml, one per rank")
+    options.add_argument("--bandwidth", type=float, help="bytes per second between two ranks; default: as measured")
+    options.add_argument("--latency", type=float, help="seconds between two ranks; default: as measured")
     options.add_argument(
-        "--shape", choices=["ring", "tree", "gloo"], default="tree", help="how sums and parameters travel"
+        "--shape", choices=["ring", "tree", "gloo"], default="tree", help="how sums and parameters are sent"
     )
-    options.add_argument("--most", type=int, default=RANKS[-1], help="ranks, at most")
+    options.add_argument("--most", type=int, default=RANKS[-1], help="largest number of ranks")
     given = options.parse_args()
     network = {"bytes_per_second": given.bandwidth, "latency": given.latency}
     parts = Parts.read(given.parts, cost_deviation=given.cost_deviation, **network)
     if given.device:
         if not (given.bandwidth and given.latency):
-            raise SystemExit("--device needs --bandwidth and --latency: its network was not measured here.")
+            raise SystemExit("--device needs --bandwidth and --latency, because its network was not measured.")
         parts = on_device(parts, given.device)
     content = json.loads((given.measured or given.parts).read_text())
     measured = {run["ranks"]: run["users_per_second"] for run in content.get("runs", [])}

@@ -1,10 +1,10 @@
-"""What runs side by side wait for besides the users' updates: charges on disk, and the noise of every run.
+"""Measure how long runs side by side wait for anything except users' updates, such as charges on disk and noise.
 
 Run it: python benchmarks/side_by_side.py [--runs 15] [--noised 12] [--turns 40] [--embedding-size 12] [--updates-ms 25]
 
-The engine is replaced by one that sleeps for the time of the users' updates and sums nothing, so a GPU is not needed. What
-is timed is a turn: one round of every run. The noise of 15 runs of the paper's model needs 16 cores; on fewer cores
-take a smaller model, so that the noise per core is the same (--embedding-size 12 on two cores: about an eighth).
+The engine is replaced by one that sleeps for the time of the users' updates and sums nothing, so no GPU is needed. The
+script times a turn, which is one round of every run. The noise of 15 runs of the paper's model needs 16 cores. On fewer
+cores use a smaller model, so that the noise per core is the same (--embedding-size 12, about an eighth, on two cores).
 """
 
 import argparse
@@ -24,7 +24,12 @@ from unheard.training import loop
 
 
 class SleepingEngine:
-    """Sleeps instead of computing updates."""
+    """An engine that sleeps instead of computing updates, and returns sums of no users.
+
+    Args:
+        model: The model.
+        seconds: Time of one call.
+    """
 
     device = torch.device("cpu")
 
@@ -32,11 +37,13 @@ class SleepingEngine:
         self.model, self.seconds = model, seconds
 
     def sum_cohorts(self, cohorts):
+        """Sleep, and return an empty sum for each cohort."""
         time.sleep(self.seconds)
         return [cohort.plan.contribution.sum([], self.model.layout.total) for cohort in cohorts]
 
 
 def main() -> None:
+    """Train the runs with the sleeping engine and print the median time of a turn."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--runs", type=int, default=15)
     options.add_argument("--noised", type=int, default=12, help="runs with noise; the others are baselines")

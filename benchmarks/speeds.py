@@ -1,8 +1,9 @@
-"""The speeds that `unheard plan --cost` reckons with, taken from the dated results beside this file: no figure is typed twice.
+"""Write the speeds that `unheard plan --cost` uses, from the dated results in benchmarks/results.
 
 Run it after a new result: python benchmarks/speeds.py
-It writes src/unheard/performance/speeds.toml; a test compares the two.
-A newer result goes into READ, in place of the one that it supersedes.
+
+The script reads each number from a file of results and writes src/unheard/performance/speeds.toml, so that no number is
+copied by hand; a test checks that both agree. To use a newer result, replace its entry in `READ`.
 """
 
 import re
@@ -35,10 +36,11 @@ READ: list[tuple[dict[str, Any], str]] = [
         r"^\| as it comes \| ([\d,.]+) ",
     ),
 ]
-"""What each figure is of, and where it stands: one line of one file, one number in it."""
+"""What each speed describes, and a regular expression that matches one line of its source; the group is the number."""
 
 
 def speeds() -> list[dict[str, Any]]:
+    """Return the entries of speeds.toml."""
     found = []
     for what, pattern in READ:
         lines = (HERE / what["source"]).read_text().splitlines()
@@ -48,6 +50,7 @@ def speeds() -> list[dict[str, Any]]:
 
 
 def text() -> str:
+    """Return the text of speeds.toml."""
     about = "# Made by benchmarks/speeds.py from the results that each entry names. Do not edit.\n\n"
     return about + tomli_w.dumps({"speed": [{**row, "source": f"benchmarks/{row['source']}"} for row in speeds()]})
 

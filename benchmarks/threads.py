@@ -1,10 +1,12 @@
-"""Are two threads of one process as fast as two processes? The engine's user updates on a CPU, both ways, in turn.
+"""Compare the engine's speed on a CPU with several threads in one process and with as many processes of one thread.
 
 Run it: python benchmarks/threads.py [--workers 2] [--users 12] [--repeats 10] [--beside ANOTHER/CHECKOUT/src]
-The paper's model and user update, synthetic users, so many a round in all. All sides are started and warmed first, then take turns
-of one round each: a machine that is slower for a minute is slower for all. With --beside, the same of another state of the source.
-Printed are medians over rounds: users/s, its ratio to the first side's in the same turn, processor time, how often a thread had to
-wait (voluntary context switches) and pages faulted in, by user.
+
+The script uses the paper's model and user update with synthetic users. All sides are started and warmed up first; then
+they take turns of one round each, so that a slow phase of the machine affects all. With --beside, the source of another
+checkout is measured in the same way. The script prints medians over rounds: users per second, the ratio to the first
+side in the same turn, and per user the processor time, the waits of threads (voluntary context switches) and the page
+faults.
 """
 
 import argparse
@@ -19,7 +21,12 @@ from statistics import median
 
 
 def work(users: int, threads: int) -> None:
-    """One side's process: a round for each line that comes in, its costs in the line that goes out."""
+    """Compute one round for each line of standard input and print its costs. Each process of a side runs this.
+
+    Args:
+        users: Users per round of this process.
+        threads: Number of threads.
+    """
     import torch
 
     from unheard.engines.stacked.engine import StackedEngine
@@ -43,25 +50,37 @@ def work(users: int, threads: int) -> None:
 
 
 SPENT = ("ru_utime", "ru_stime", "ru_nvcsw", "ru_minflt")
+"""Costs of a round, as fields of `resource.getrusage`."""
 
 
 @dataclass
 class Side:
+    """One of the compared ways: its title and its processes."""
+
     name: str
     workers: list[subprocess.Popen[str]]
 
     @classmethod
     def start(cls, name: str, src: Path | None, processes: int, threads: int, users: int) -> "Side":
+        """Start the processes of a side and wait until they are ready.
+
+        Args:
+            name: Title of the side.
+            src: Source folder of another checkout; None for this one.
+            processes: Number of processes.
+            threads: Threads per process.
+            users: Users per round over all processes.
+        """
         environment = {**os.environ, **({"PYTHONPATH": str(src)} if src else {})}
         command = [sys.executable, __file__, "--work", str(threads), "--users", str(users // processes)]
         side = cls(name, [_started(command, environment) for _ in range(processes)])
         for worker in side.workers:
             if _line(worker) != "ready":
-                sys.exit(f"{name}: the worker ended; what it said is above.")
+                sys.exit(f"{name}: the worker ended; its error is above.")
         return side
 
     def round(self) -> list[float]:
-        """Seconds of the slowest, and what all spent."""
+        """Run one round; return the seconds of the slowest process, and the costs (`SPENT`) of all together."""
         for worker in self.workers:
             assert worker.stdin is not None
             worker.stdin.write("go\n")
@@ -71,18 +90,21 @@ class Side:
 
 
 def _started(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    """Start a process with pipes for its standard input and output."""
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _line(worker: subprocess.Popen[str]) -> str:
+    """Return the next line of a process."""
     assert worker.stdout is not None
     return worker.stdout.readline().strip()
 
 
 def main() -> None:
+    """Start all sides, let them take turns, and print the medians."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    words.add_argument("--users", type=int, default=12, help="a round")
+    words.add_argument("--users", type=int, default=12, help="users per round")
     words.add_argument("--repeats", type=int, default=10, help="rounds of each side")
     words.add_argument("--beside", type=Path, help="the src folder of another checkout")
     words.add_argument("--work", type=int, metavar="THREADS", help=argparse.SUPPRESS)

@@ -1,8 +1,9 @@
-"""How far would users move a trained model if nothing were clipped, and how much of that is the word table's share?
+"""Measure the norms of users' updates without a clip, from the newest checkpoint of a run: in all and of the embedding.
 
 Run it: python benchmarks/update_norms.py RUN [RUN ...] --corpus STORE [--users 60]
-One local update of each run's own recipe, from its newest checkpoint, by users who were held out. What people's updates are like is
-private: for corpora that are public.
+
+The script computes the update of each run's own plan for held-out users. The norms are private, because they depend on
+the texts of users: use this only for public corpora.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from unheard.updates.user_update import User
 
 
 def main() -> None:
+    """Print the quantiles of the norms for each run."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     words.add_argument("runs", nargs="+", type=Path)
     words.add_argument("--corpus", required=True)

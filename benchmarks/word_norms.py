@@ -1,10 +1,12 @@
-"""Should the server put word vectors back to norm 1? Held-out accuracy with and without (`keep_norm`), by clip and noise.
+"""Compare the accuracy with and without rescaling word vectors to norm 1 after each round (`keep_norm`), by noise.
 
 Run it: python benchmarks/word_norms.py CORPUS [--model lstm] [--rounds 160] [--users-per-round 20] [--norm 15]
         [--noise-std 0 0.003 0.012] [--public RUN]
-The paper's model and recipe (eta = 6, B = 8, unroll 10), the same cohorts and the same seeds for both, evaluated every 20 rounds;
-printed are means over five evaluations, as the paper smooths, and how long word vectors were in the end. With --public both leave
-vectors to grow and begin from a public run's model: one with its long vectors, one with them put back to norm 1 at the start.
+
+Both runs have the paper's model and settings (eta = 6, B = 8, unroll 10), the same cohorts and the same seed, and are
+evaluated every 20 rounds. The script prints the accuracy as a mean over five evaluations, like the paper, and the
+median norm of the word vectors at the end. With --public both runs let the vectors grow and start from the model of a
+public run: one with its vectors as they are, the other with the vectors rescaled to norm 1 once, at the start.
 """
 
 import argparse
@@ -22,6 +24,7 @@ MODELS = {"lstm": unheard.TiedLSTM, "gru": unheard.TiedGRU}
 
 
 def main() -> None:
+    """Train both runs for each sigma and print their accuracy."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     words.add_argument("corpus")
     words.add_argument("--model", choices=MODELS, default="lstm")
@@ -29,7 +32,7 @@ def main() -> None:
     words.add_argument("--users-per-round", type=int, default=20)
     words.add_argument("--norm", type=float, default=15.0, help="S; 0 for no clip (and no noise)")
     words.add_argument("--noise-std", type=float, nargs="*", default=[0.0, 0.003, 0.012])
-    words.add_argument("--public", type=Path, help="a run folder of the same model, on other people's text")
+    words.add_argument("--public", type=Path, help="a run folder of the same model, trained on public text")
     asked = words.parse_args()
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"torch {torch.__version__}, {name}, {asked}", flush=True)
@@ -44,7 +47,13 @@ def main() -> None:
 
 
 def trained(asked: argparse.Namespace, sigma: float, is_put_back: bool) -> tuple[list[dict[str, float]], float]:
-    """The evaluations, and the median length of a word vector in the end."""
+    """Train one run; return its evaluations and the median norm of the word vectors at the end.
+
+    Args:
+        asked: The options of the command.
+        sigma: Standard deviation of the noise; 0 for no noise.
+        is_put_back: Whether word vectors are rescaled to norm 1: after each round, or with --public once at the start.
+    """
     words = len(unheard.TokenStore.open(asked.corpus).vocabulary)
     model = MODELS[asked.model](vocabulary_size=words, keep_norm=is_put_back and asked.public is None)
     plan = unheard.Plan(
@@ -75,7 +84,10 @@ def trained(asked: argparse.Namespace, sigma: float, is_put_back: bool) -> tuple
 
 
 def begun(asked: argparse.Namespace, model: LanguageModel, is_put_back: bool, to: Path) -> str | None:
-    """The model to begin from, as a file: the public run's, which says the same with vectors of any length."""
+    """Write the initial model of a run to the file `to` and return its path; None without --public.
+
+    Rescaling the word vectors does not change the predictions of the model, which normalises them.
+    """
     if asked.public is None:
         return None
     params_P = unheard.Released.open(asked.public).params_P.clone()

@@ -1,7 +1,8 @@
 """Fine-tune a Hugging Face model with user-level privacy: all parameters, and LoRA matrices only.
 
-Nothing is downloaded. The example creates a small GPT-2 and its tokenizer and trains them briefly on this project's own
-documents, which are public. Use a folder of your own (`save_pretrained`) in the same way:
+Nothing is downloaded. The example creates a small GPT-2 and its tokenizer and trains them briefly on the documents of
+this project, which are public. For your own model (a folder written by `save_pretrained`), prepare a corpus with its
+tokenizer and name the folder in the run file:
 
     unheard prepare posts.jsonl --user-field who --text-field what --tokens MODEL/tokenizer.json --out corpora/posts
 
@@ -31,10 +32,19 @@ except ImportError:
 import unheard
 
 END = "<|endoftext|>"
+"""The token between two texts."""
 
 
 def make_base(folder: Path, texts: list[str], *, pieces: int = 2000, width: int = 64, steps: int = 400) -> None:
-    """Saves a byte-pair tokenizer and a GPT-2 of two layers, both trained on public text, as `save_pretrained` does."""
+    """Train a byte-pair tokenizer and a GPT-2 of two layers on public text, and save both like `save_pretrained`.
+
+    Args:
+        folder: The folder to write.
+        texts: Public texts.
+        pieces: Number of tokens of the tokenizer.
+        width: Size of the embeddings.
+        steps: Number of training steps.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
@@ -58,7 +68,7 @@ def make_base(folder: Path, texts: list[str], *, pieces: int = 2000, width: int 
 
 
 def train_briefly(model: GPT2LMHeadModel, ids: torch.Tensor, steps: int) -> None:
-    """Ordinary training on public text, without any user's data."""
+    """Train a model without privacy on public text, which contains no data of users."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model.train()
     for _ in range(steps):
@@ -71,7 +81,7 @@ def train_briefly(model: GPT2LMHeadModel, ids: torch.Tensor, steps: int) -> None
 
 
 def run_on(corpus: Path, model: unheard.HuggingFaceModel, rounds: int, users_per_round: int) -> unheard.Run:
-    """One plan for both. LoRA trains fewer parameters, so it can afford a larger learning rate and clip norm."""
+    """Return the run for one model. LoRA trains fewer parameters, so it has a larger learning rate and clip norm."""
     lora = model.train == "lora"
     return unheard.Run(
         corpus=corpus,
@@ -91,13 +101,17 @@ def run_on(corpus: Path, model: unheard.HuggingFaceModel, rounds: int, users_per
 def fine_tune(
     corpus: Path, base: Path, out: Path, rounds: int, users_per_round: int = 50
 ) -> list[tuple[str, float, float, float]]:
-    """Trains all parameters and then LoRA. Returns what was trained, held-out accuracy before and after, and epsilon."""
+    """Train two runs: all parameters, and LoRA matrices only.
+
+    Returns:
+        For each run: `all` or `lora`, held-out accuracy before and after, and epsilon.
+    """
     rows = []
     for what in ("all", "lora"):
         model = unheard.HuggingFaceModel(path=str(base), train=what, lora_rank=8, base_is_public=True)
         run = run_on(corpus, model, rounds, users_per_round)
         report, reports = None, unheard.train(run, out / what)
-        before = unheard.evaluate(out / what)["accuracy_top1"]  # the folder holds the base until the first round
+        before = unheard.evaluate(out / what)["accuracy_top1"]  # of the base model: no round has been run yet
         for report in reports:
             print(f"\r{what}: {model.layout.total:,} parameters, round {report.round} of {rounds}", end="", flush=True)
         assert report is not None
@@ -110,11 +124,12 @@ def fine_tune(
 
 
 def main(out: str, rounds: int = 60) -> None:
+    """Make the base model and the corpus, fine-tune twice, and print a prediction of the LoRA model."""
     folder = Path(out)
     documents = Path(__file__).parents[1]
     public = [path.read_text() for path in sorted([documents / "README.md", *documents.glob("docs/**/*.md")])]
     make_base(folder / "base", public)
-    # 320 tokens are two local steps per user: enough for a quick example.
+    # 320 tokens per user are two local steps of 8 windows of 20 tokens, which keeps the example fast.
     unheard.prepare("chitchat", folder / "corpus", tokenizer=folder / "base" / "tokenizer.json", tokens_per_user=320)
     fine_tune(folder / "corpus", folder / "base", folder, rounds)
     print("then:", unheard.Released.open(folder / "lora").predict("how are"))
@@ -124,7 +139,7 @@ if __name__ == "__main__":
     asked = argparse.ArgumentParser(
         description="Fine-tune a small GPT-2 with user-level privacy, whole and through LoRA."
     )
-    asked.add_argument("out", help="a folder to make, for the base model, the corpus and two runs")
+    asked.add_argument("out", help="folder to create, for the base model, the corpus and two runs")
     asked.add_argument("--rounds", type=int, default=60)
     given = asked.parse_args()
     main(given.out, given.rounds)

@@ -1,8 +1,9 @@
-"""Print the messages of one writer of the demo's chat corpus, oldest first, one per line: a text for `unheard personalize`.
+"""Print the messages of one writer of the demo's chat corpus, oldest first, one per line.
+
+The output is a text for `unheard personalize`. The writer is the one whose number of words is closest to `--words`. The
+corpus (PyPI: chitchat-dataset, MIT) is public, and its writers have pseudonyms.
 
 Run it: python examples/one_writer.py [--words 15000] > mine.txt      Needs: pip install 'unheard[demo]'
-It chooses the writer with the number of words closest to that. The corpus (PyPI: chitchat-dataset, MIT) is public, and its
-writers have pseudonyms.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from importlib.metadata import files
 
 
 def main() -> None:
+    """Read the corpus and print the messages of the chosen writer."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     words.add_argument("--words", type=int, default=15_000)
     given = words.parse_args()
@@ -23,7 +25,12 @@ def main() -> None:
 
 
 def one_writer(messages: Iterable[dict[str, str]], words: int) -> list[str]:
-    """The texts of the writer whose number of words is closest to `words`, oldest first."""
+    """Return the texts of the writer whose number of words is closest to `words`, oldest first.
+
+    Args:
+        messages: Messages with `sender`, `timestamp` and `text`.
+        words: The wanted number of words.
+    """
     by_writer = defaultdict(list)
     for message in messages:
         by_writer[message["sender"]].append((message["timestamp"], " ".join(message["text"].split())))

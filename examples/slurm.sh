@@ -1,7 +1,9 @@
 #!/bin/bash
 # A run on several machines under Slurm: sbatch examples/slurm.sh RUN.toml OUT
-# Fill in: partition, number of machines, GPUs of each, time. RUN.toml, OUT, the corpus and the environment lie on a disk that all see.
-# Send it again after it ended early: it continues from the last checkpoint, and what is done again is charged again.
+#
+# Fill in the partition, the number of machines, the GPUs per machine and the time. RUN.toml, OUT, the corpus and the
+# Python environment must be on a disk that all machines share. If the job ends early, submit it again: it continues from
+# the last checkpoint. Rounds that are repeated are charged again.
 #SBATCH --job-name=unheard
 #SBATCH --partition=FILL_IN
 #SBATCH --nodes=4
@@ -22,7 +24,7 @@ else
   what=(train "$run" --out "$out")
 fi
 
-# One launcher on each machine; it starts one process for each GPU, and all of them again (three times) if one dies.
+# One launcher per machine starts one process per GPU. If a process dies, all are restarted, at most three times.
 srun --kill-on-bad-exit=0 torchrun \
   --nnodes "$SLURM_NNODES" \
   --nproc-per-node "$gpus" \

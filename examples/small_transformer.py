@@ -1,7 +1,8 @@
-"""Your own torch.nn.Module, trained privately without touching the package: a small causal Transformer.
+"""Train your own torch.nn.Module with privacy, without a change to the package: here a small causal Transformer.
 
-Any module from tokens [B, T] to logits [B, T, V] will do, as long as torch.func can differentiate it for many users at once:
-no dropout, no running statistics, no in-place writes to buffers. From a run file it is named so (run it from this folder):
+A module must map tokens [B, T] to logits [B, T, V], and torch.func must be able to differentiate it for many users at
+once: no dropout, no running statistics, no in-place writes to buffers. A run file names the module like this (call
+`unheard train` in the folder of the module):
 
     [model]
     kind = "module"
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Attention to the words before, then a small network at each word."""
+    """One layer of the Transformer: causal attention, then a small network at each position."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -39,7 +40,15 @@ class Block(nn.Module):
 
 
 class SmallTransformer(nn.Module):
-    """Words and places in, scores of the next word out; the output layer is the word embedding again."""
+    """A causal Transformer that returns the logits of the next word. The output layer is the word embedding (tied).
+
+    Args:
+        vocabulary_size: Number of words.
+        width: Size of the embeddings.
+        depth: Number of layers.
+        heads: Number of attention heads.
+        context: Largest number of tokens in a window.
+    """
 
     def __init__(
         self, vocabulary_size: int, width: int = 64, depth: int = 2, heads: int = 4, context: int = 80
@@ -56,6 +65,13 @@ class SmallTransformer(nn.Module):
 
 
 def main(corpus: str, out: str, rounds: int = 60) -> None:
+    """Train the model on a token store and print each evaluation.
+
+    Args:
+        corpus: Folder of the store.
+        out: Folder of the run.
+        rounds: Number of rounds.
+    """
     import unheard
 
     size = len(unheard.TokenStore.open(corpus).vocabulary)

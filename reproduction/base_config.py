@@ -1,8 +1,8 @@
-"""The complete configuration of one run of the paper.
+"""Build the complete configuration of one run of the paper.
 
-`build_run` takes a `PaperRun`, the corpus in its role and a scale, and returns a `Run` that `train_together` accepts:
-the common tables of a run file, with the changes of the run. `settings_of` and `comparable_settings` give the part of
-a run file that a result stores and that two sessions of one run must agree on.
+`build_run` takes a `PaperRun`, a corpus and a scale, and returns a `Run` that `train_together` accepts. It starts from
+the tables that all runs share and applies the changes of this run. `settings_of` returns the part of a run file that a
+result stores. `comparable_settings` returns the part that must be equal in two sessions of one run.
 """
 
 import copy
@@ -15,7 +15,7 @@ from unheard.mechanism.clipping import AdaptiveClip
 from unheard.training.run import Run, fill_added_keys, run_from_tables, set_key, tables_from_run
 
 POPULATION = "POPULATION"
-"""In the changes of a run, this stands for the declared population of the corpus."""
+"""Placeholder in the changes of a run. `build_run` replaces it by the declared population of the corpus."""
 
 
 def build_run(
@@ -28,16 +28,16 @@ def build_run(
     seed_shift: int = 0,
     start: Path | None = None,
 ) -> Run:
-    """The complete configuration of one run.
+    """Return the complete configuration of one run.
 
     Args:
-        paper_run: The run, relative to the common configuration.
-        corpus: The corpus in the role that the run asks for.
+        paper_run: The run, as changes to the common configuration.
+        corpus: The corpus that the run trains on.
         ledger: File of the population ledger that the run is charged to.
         rounds: Number of rounds.
-        scale: Sizes that all runs share.
-        seed_shift: Number added to the seed.
-        start: Folder of the run that this one starts from, if any.
+        scale: Sizes that all runs share, and changes that apply to all runs.
+        seed_shift: Number added to the seed of the run.
+        start: Folder of the run whose final model is the first model of this run; None for a random initialisation.
     """
     tables = common_tables(corpus.path, corpus.population, vocabulary_size=corpus.vocabulary_size)
     tables["evaluation"] = {"every": scale.evaluate_every, "max_tokens": scale.held_out_tokens}
@@ -45,13 +45,13 @@ def build_run(
     for change in (*paper_run.changes, *scale.changes):
         set_key(tables, change.replace(POPULATION, str(corpus.population)))
     update, windows = tables["update"], -(-(corpus.longest - 1) // tables["update"]["unroll"])
-    # FedSGD takes all data of a user in one batch. A fixed batch size is faster, because engines can stack users; it is
-    # kept if it holds the longest user and is at least half full. Otherwise it is removed, which means all data.
+    # FedSGD takes all data of a user in one batch. A fixed batch size is faster, because engines can then stack users.
+    # Keep it if the longest user fits and fills more than half of it. Without it, the batch is all data of a user.
     if update["kind"] == "fedsgd" and not update["batch_size"] / 2 < windows <= update["batch_size"]:
         del update["batch_size"]
     tables["sampling"]["users_per_round"] = scale.users(paper_run, min(corpus.population, corpus.users))
     tables["privacy"]["ledger"] = str(ledger)
-    # Runs of one seed are compared on the same cohorts.
+    # Runs with the same seed draw the same cohorts, so that their differences do not come from sampling.
     seed = paper_run.seed + seed_shift
     tables["training"] |= {"rounds": rounds, "reproducible_seed": seed, "shared_cohorts": True}
     if start is not None:
@@ -60,11 +60,11 @@ def build_run(
 
 
 def settings_of(run: Run, after: str | None = None) -> dict[str, Any]:
-    """Return the complete run file as tables without paths, for a result.
+    """Return the tables of a run file as a result stores them: without paths and without the engine.
 
     Args:
         run: The run.
-        after: The name of the run that it started from; None if there is none.
+        after: The name of the run that it started from, which replaces the path; None if there is none.
     """
     tables = tables_from_run(run)
     del tables["corpus"], tables["engine"]
@@ -76,18 +76,22 @@ def settings_of(run: Run, after: str | None = None) -> dict[str, Any]:
 
 
 def comparable_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings without the keys that may differ between two sessions of one run."""
+    """Return a copy of the settings without the keys that may differ between two sessions of one run.
+
+    Keys that a later version of `unheard` added are filled with their default.
+    """
     kept = copy.deepcopy(fill_added_keys(settings))
-    # Versions before 0.2.0 had no shared_cohorts, and all runs of a seed shared theirs.
+    # Versions before 0.2.0 had no key shared_cohorts: all runs with the same seed drew the same cohorts.
     for key in ("rounds", "checkpoint_every", "keep_checkpoints", "init_from", "shared_cohorts"):
         kept["training"].pop(key, None)
     return kept
 
 
 def side_by_side_key(run: Run, role: str) -> tuple[Any, ...]:
-    """Runs with equal keys can train side by side: same store, same model, same shape of a local batch.
+    """Return a key: runs with equal keys can train side by side in one process.
 
-    Runs with an adaptive clip wait for a count in every round, and therefore form groups of their own.
+    Such runs have the same store, the same model and local batches of the same shape. Runs with an adaptive clip form
+    groups of their own, because each of their rounds waits for a count that sets the next S.
     """
     follows = isinstance(run.plan.clip, AdaptiveClip)
     return role, run.model, type(run.plan.update), run.plan.update.batch_size, run.plan.update.unroll, follows

@@ -1,9 +1,9 @@
-"""Run the steps of a batch of `schedule.toml`, two or more at the same time, until the time is over.
+"""Run the steps of a batch of `schedule.toml`, several at the same time, until a time limit is reached.
 
-The input is the work folder of `private_run.py` with its stores. Each step is a process of its own. The results and the
-state of all runs are bundled after each step and once a minute, so that a machine that is taken away costs at most the
-rounds since the newest checkpoint. The same command continues where an earlier call stopped; `private_run restore`
-continues on another machine.
+The input is the work folder of `private_run.py` with its stores. Each step runs in its own process. The results and the
+state of all runs are bundled after each step and once a minute, so that losing the machine loses at most the rounds
+since the newest checkpoint. Calling the same command again continues where the last call stopped. `private_run restore`
+prepares a work folder on another machine, where the same command then continues.
 
     python -m reproduction.batch B --work WORK --bundle OUT/b.tar.gz --stop-after 1500
     python -m reproduction.batch B --work WORK --bundle OUT/b.tar.gz --stop-after 540 --processes 2
@@ -22,24 +22,24 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from reproduction.bundles import bundle, take_chosen_norm
+from reproduction.bundles import LIMIT, bundle, take_chosen_norm
 from reproduction.private_run import is_measured, runs_of
 
 HERE = Path(__file__).resolve().parent
 SHORTEST = 30.0
-"""Seconds that must be left for a step to be started."""
+"""A step is started only if at least this many seconds are left."""
 BUNDLE_EVERY = 60.0
 """Seconds between bundles while steps run."""
 
 
 @dataclass(frozen=True)
 class BatchStep:
-    """A step of a batch.
+    """A step of a batch: one process that executes some runs.
 
     Attributes:
         name: One of `private_run.STEPS` and `MORE_STEPS`.
-        repetition: The number of the repetition.
-        only: A pattern of the names of its runs.
+        repetition: The number of the repetition, from 1.
+        only: A shell pattern; only runs whose names match it are executed.
     """
 
     name: str
@@ -48,7 +48,7 @@ class BatchStep:
 
     @classmethod
     def parse(cls, written: str) -> "BatchStep":
-        """The step of a text such as `private:2` or `trade-offs *-seed1`."""
+        """Return the step that is written as a text such as `private:2` or `trade-offs *-seed1`."""
         what, _, only = written.partition(" ")
         name, _, repetition = what.partition(":")
         return cls(name, int(repetition or 1), only or "*")
@@ -58,27 +58,30 @@ class BatchStep:
         return f"{self.name}{repetition}" + ("" if self.only == "*" else f" {self.only}")
 
     def runs(self, work: Path, scale: float) -> dict[str, dict[str, Any]]:
-        """The tables of the step's runs, by name."""
+        """Return the run file of each run of the step, as tables, by the name of the run."""
         named = runs_of(self.name, work, repetition=self.repetition, scale=scale)
         return {name: tables for name, tables in named.items() if fnmatchcase(name, self.only)}
 
     def is_complete(self, work: Path, scale: float) -> bool:
-        """Whether all runs of the step have their rounds and were measured."""
+        """Whether all runs of the step have completed their rounds and were measured."""
         runs = self.runs(work, scale)
         return all(is_measured(work / "runs" / name, run["training"]["rounds"]) for name, run in runs.items())
 
     def is_ready(self, work: Path, scale: float) -> bool:
-        """Whether the runs that its runs begin from are complete."""
+        """Whether every run that a run of this step takes its first model from is complete."""
         starts = {run["training"].get("init_from") for run in self.runs(work, scale).values()} - {None}
         return all((Path(start) / "facts.json").exists() for start in starts)
 
 
 def read_batch(name: str, schedule: Path = HERE / "schedule.toml") -> list[BatchStep]:
-    """The steps of a batch in order.
+    """Return the steps of a batch in order.
 
     Args:
         name: Name of a `[[batch]]`.
         schedule: The schedule file.
+
+    Raises:
+        SystemExit: The schedule has no batch of this name.
     """
     batches = {batch["name"]: batch for batch in tomllib.loads(schedule.read_text(encoding="utf-8"))["batch"]}
     if name not in batches:
@@ -91,20 +94,26 @@ def run_batch(
     work: Path,
     *,
     bundled: Path,
+    limit: int = LIMIT,
     device: str = "cuda",
     stop_after: float | None = None,
     processes: int = 1,
     scale: float = 1.0,
 ) -> None:
-    """Run steps in their order, several at the same time, and write the results after each.
+    """Run steps in order, several at the same time, and write a bundle after each step.
+
+    Complete steps are skipped. A step waits until the runs that it starts from are complete. A step that fails is
+    reported and does not stop the others.
 
     Args:
         steps: The steps, the most valuable first.
         work: Folder of stores, ledgers and run folders.
-        bundled: The bundle for results and state.
+        bundled: File of the bundle with results and state (`bundles.bundle`).
+        limit: Largest number of bytes of checkpoints and models in the bundle.
         device: Device of the engines.
-        stop_after: Seconds after which runs stop and are saved; what is complete is still measured then.
-        processes: Steps at the same time.
+        stop_after: Seconds after which runs stop and save their state; complete runs are still measured then. None for
+            no limit.
+        processes: Number of steps at the same time.
         scale: Factor on rounds and users; below 1 for tests only.
     """
     until = None if stop_after is None else time.time() + stop_after
@@ -128,10 +137,10 @@ def run_batch(
             print(f"{step}: {'ended' if status == 0 else f'failed with exit status {status}'}", flush=True)
         if ended or time.time() - bundled_at > BUNDLE_EVERY:
             if (work / "runs").exists():
-                print(f"bundled: {', '.join(file.name for file in bundle(work, bundled))}", flush=True)
+                print(f"bundled: {', '.join(file.name for file in bundle(work, bundled, limit=limit))}", flush=True)
             bundled_at = time.time()
     for step in waiting:
-        print(f"{step}: not begun; the same command goes on here", flush=True)
+        print(f"{step}: not started; call the same command again to continue", flush=True)
 
 
 def _command(step: BatchStep, work: Path, device: str, until: float | None, scale: float) -> list[str]:
@@ -141,16 +150,18 @@ def _command(step: BatchStep, work: Path, device: str, until: float | None, scal
 
 
 def main() -> None:
-    """The command line of this module."""
+    """Run the command line of this module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="a [[batch]] of reproduction/schedule.toml")
-    parser.add_argument("--steps", nargs="+", help="these steps instead of those of the batch, such as private:2")
+    parser.add_argument("--steps", nargs="+", help="steps to run instead of the batch's, such as private:2")
     parser.add_argument("--work", type=Path, required=True)
     bundled = "FILE.tar.gz for results and state, in parts of 15 MiB"
     parser.add_argument("--bundle", dest="bundled", metavar="BUNDLE", type=Path, required=True, help=bundled)
+    limited = "largest number of bytes of checkpoints and models in the bundle"
+    parser.add_argument("--limit", type=int, default=LIMIT, help=limited)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--stop-after", type=float, help="seconds")
-    parser.add_argument("--processes", type=int, default=1, help="steps at the same time")
+    parser.add_argument("--stop-after", type=float, help="seconds after which runs stop and are saved")
+    parser.add_argument("--processes", type=int, default=1, help="number of steps at the same time")
     parser.add_argument("--scale", type=float, default=1.0, help="shrinks rounds and users; for tests only")
     options = vars(parser.parse_args())
     name, written, work = options.pop("name"), options.pop("steps"), options.pop("work").resolve()

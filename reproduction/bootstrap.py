@@ -23,7 +23,7 @@ LEVEL = 0.95
 
 
 USERS, POSTS = "per_user.npz", "per_post.npz"
-"""Files with the counts of each held-out user, and of each post of the paper's kind of test set."""
+"""Names of two files of a result: counts per held-out user, and counts per post of a test set drawn as in the paper."""
 
 
 def load(folder: Path, file_name: str = USERS) -> dict[str, np.ndarray]:
@@ -40,14 +40,15 @@ def load(folder: Path, file_name: str = USERS) -> dict[str, np.ndarray]:
 def resampled_accuracy(
     counts: Sequence[dict[str, np.ndarray]], kind: tuple[str, str] = ("targets", "hits")
 ) -> np.ndarray:
-    """Accuracy, averaged over runs, in each resample of the users.
+    """Return the accuracy in each resample of the held-out users, with counts averaged over runs.
 
     Args:
-        counts: Counts per user of each run, on the same users.
+        counts: For each run, its counts per user. All runs have the same users.
         kind: Names of the counts of targets and of hits.
 
     Returns:
-        One accuracy per resample. Every call draws the same users, so differences of two results are paired.
+        One accuracy per resample, of shape [R]. Every call draws the same users, so the difference of two results is a
+        paired difference.
     """
     targets_U, hits_U = (np.mean([run[name] for run in counts], axis=0) for name in kind)
     times_RU = resamples(len(targets_U), RESAMPLES)
@@ -56,13 +57,18 @@ def resampled_accuracy(
 
 @cache
 def resamples(users: int, count: int) -> np.ndarray:
-    """How often each of `users` users is drawn in each of `count` resamples."""
+    """Return how often each user is drawn in each resample, of shape [R, U].
+
+    Args:
+        users: The number of users U; each resample draws as many, with replacement.
+        count: The number of resamples R.
+    """
     drawn_RU = np.random.default_rng(SEED).integers(users, size=(count, users))
     return np.stack([np.bincount(drawn_U, minlength=users) for drawn_U in drawn_RU]).astype(np.float64)
 
 
 def interval(values_R: np.ndarray) -> tuple[float, float]:
-    """The 95 % percentile interval of resampled values."""
+    """Return the two ends of the 95 % percentile interval of resampled values."""
     low, high = np.quantile(values_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
@@ -96,7 +102,7 @@ def difference_interval(
 
 
 def half_width(first: Sequence[Path], second: Sequence[Path]) -> float | None:
-    """Return half the length of the interval of the difference; None if the counts of a run are missing.
+    """Return half the width of the 95 % interval of a difference; None if the counts of a run are missing.
 
     Args:
         first: The results of some runs.

@@ -7,9 +7,9 @@
 
 The input is a git clone (a bare one is enough). The output is JSON lines with the fields `user`, `time` and `text`, one
 post, turn or review per line, in time order within a user. The command prints the SHA-256 of the lines and compares it
-with the digest that `CORPORA` registers, so that a stranger can tell whether the same text was built.
+with the digest that is registered in `CORPORA`, so that anybody can check that they built the same text.
 
-Every rule is deterministic. Users are numbered; names are not written.
+Every rule is deterministic. The output has numbers instead of the names of users.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from typing import Any
 Row = dict[str, Any]
 SPACES = re.compile(r"\s+")
 LARGEST_FILE = 4 * 2**20
-"""Larger files are left out. It concerns only the hotels with the most reviews."""
+"""Largest size of a source file in bytes. Larger files, those of the hotels with the most reviews, are left out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Source:
         repository: The GitHub repository, as owner/name.
         commit: The commit that is read.
         folder: Folder inside the repository.
-        suffix: Regular expression that the names of its files match.
+        suffix: Regular expression; a file is read if it occurs in the file's path.
         licence: The licence of the text.
-        left_out: What the rules leave out.
-        sha256: Digest of the lines, or an empty string if it is not registered.
-        rows: Builds the rows from the files.
+        left_out: What the rules leave out, in words.
+        sha256: Digest of the lines of the corpus, or an empty string if none is registered.
+        rows: Function that takes the path and content of each file and yields the rows of the corpus.
     """
 
     repository: str
@@ -72,7 +72,8 @@ def files(clone: Path, source: Source) -> Iterator[tuple[str, bytes]]:
         source: The source.
 
     Yields:
-        Path and content of each file, sorted by path. Files above 4 MiB are left out.
+        Path and content of each file, sorted by path. Files above 4 MiB are left out, and so are files that the clone
+        lists but does not hold.
     """
     git = ["git", "-C", str(clone)]
     listed = subprocess.run([*git, "ls-tree", "-r", source.commit, source.folder], capture_output=True, check=True)
@@ -101,11 +102,11 @@ def files(clone: Path, source: Source) -> Iterator[tuple[str, bytes]]:
 
 
 def first_words(rows: Iterable[Row], words: int) -> Iterator[Row]:
-    """Return the rows of one user up to `words` words in total. The last row is cut.
+    """Yield the rows of one user up to `words` words in total. The last row is cut if it exceeds the total.
 
     Args:
         rows: The rows of one user, in order.
-        words: The most words in total.
+        words: The largest number of words in total.
     """
     left = words
     for row in rows:
@@ -131,7 +132,7 @@ ENGLISH = frozenset(
 
 
 def blog_date(text: str) -> str | None:
-    """`14,May,2004` as `2004-05-14`; None if the month is not an English one."""
+    """Return a date such as `14,May,2004` as `2004-05-14`; None if the text is not a date with an English month."""
     parts = [part.strip() for part in text.split(",")]
     try:
         return f"{int(parts[2]):04d}-{calendar.month_name[1:].index(parts[1]) + 1:02d}-{int(parts[0]):02d}"
@@ -140,15 +141,15 @@ def blog_date(text: str) -> str | None:
 
 
 def is_english(words: list[str]) -> bool:
-    """Whether a post is short or has enough frequent English words."""
+    """Whether a post has fewer than ten words, or enough frequent English words (see `ENGLISH`)."""
     frequent = sum(word.lower().strip('.,!?";:()') in ENGLISH for word in words)
     return len(words) < 10 or frequent >= 0.15 * len(words)
 
 
 def blogs(sources: Iterator[tuple[str, bytes]]) -> Iterator[Row]:
-    """Bloggers with at least 1,600 words, and their first 1,600 words.
+    """Yield the first 1,600 words of each blogger who has at least 1,600.
 
-    A post of 20 or more words that an earlier blogger also has is left out, so that two users do not share a text.
+    A post of 20 or more words is left out if an earlier blogger has the same post, so that users do not share texts.
     """
     owners: dict[bytes, int] = {}
     for user, (_, content) in enumerate(sources):
@@ -183,7 +184,7 @@ def is_justice(speaker: Row) -> bool:
 
 
 def scotus(sources: Iterator[tuple[str, bytes]]) -> Iterator[Row]:
-    """Lawyers with at least 1,600 words before the US Supreme Court, and their first 1,600 words."""
+    """Yield the first 1,600 words of each speaker at the US Supreme Court, except justices, who has at least 1,600."""
     turns: dict[str, list[Row]] = collections.defaultdict(list)
     for path, content in sources:
         try:
@@ -213,12 +214,12 @@ HIDDEN = (
     (re.compile(r"(?<!\w)@\w+"), "<user>"),
     (re.compile(r"(?<!\w)\+?\(?\d[\d\s().-]{7,}\d(?!\w)"), "<phone>"),
 )
-"""Addresses and telephone numbers, and what replaces them."""
+"""Patterns of addresses, user names and telephone numbers, each with the text that replaces it."""
 UNNAMED = {"", "a tripadvisor member", "lass=", "tripadvisor member", "anonymous"}
 
 
 def review_text(raw: str) -> str:
-    """The text of a review without markup, addresses and telephone numbers."""
+    """Return the text of a review without markup, and with placeholders for addresses and telephone numbers."""
     text = MORE.sub(" ", MARKUP.sub(" ", html.unescape(raw)))
     for pattern, name in HIDDEN:
         text = pattern.sub(name, text)
@@ -226,7 +227,7 @@ def review_text(raw: str) -> str:
 
 
 def review_date(text: str) -> str:
-    """`May 14, 2004` as `2004-05-14`; an empty string if it is not a date."""
+    """Return a date such as `May 14, 2004` as `2004-05-14`; an empty string if the text is not a date."""
     for form in ("%B %d, %Y", "%b %d, %Y", "%Y-%m-%d"):
         try:
             return datetime.datetime.strptime(text.strip(), form).strftime("%Y-%m-%d")
@@ -236,18 +237,18 @@ def review_date(text: str) -> str:
 
 
 def reviews(words: int, users: int | None = None) -> Callable[[Iterator[tuple[str, bytes]]], Iterator[Row]]:
-    """Return a reader of the hotel reviews: rows of the first words of each reviewer.
+    """Return a function that yields the first words of each reviewer of hotels.
 
-    Reviewers are ordered by a hash of their key, which is a screen name, or for a display name with a space the name and the
-    stated town.
+    A reviewer is identified by the name of the author; if the name contains a space, by the name and the stated town.
+    Users are numbered in the order of a hash of this identity.
 
     Args:
-        words: The most words of one reviewer.
+        words: The largest number of words of one reviewer.
         users: The number of reviewers; None for all.
     """
 
     def rows(sources: Iterator[tuple[str, bytes]]) -> Iterator[Row]:
-        """Read the archives and yield the rows of the chosen reviewers."""
+        """Read the files of all hotels and yield the rows of the chosen reviewers."""
         seen: set[str] = set()
         by_user: dict[bytes, list[tuple[str, str]]] = collections.defaultdict(list)
         for _, content in sources:
@@ -284,7 +285,7 @@ CORPORA: dict[str, Source] = {
     name: Source(**facts, rows=READERS[name])
     for name, facts in tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8")).items()
 }
-"""The corpora by name."""
+"""The source of each corpus, by the name of the corpus."""
 CORPORA["reviews_1600_200k"] = dataclasses.replace(
     CORPORA["reviews_81"],
     rows=reviews(1600, 200_000),
@@ -304,7 +305,8 @@ def build(name: str, clone: Path, out: Path) -> str:
         SHA-256 of the lines.
 
     Raises:
-        SystemExit: If the clone does not hold the commit, or the lines differ from the registered ones.
+        SystemExit: The clone does not hold the commit, `out` exists, or the lines differ from the registered ones (the
+            file is written all the same in this case).
     """
     source = CORPORA[name]
     found = subprocess.run(["git", "-C", str(clone), "cat-file", "-e", source.commit], capture_output=True)
@@ -317,7 +319,7 @@ def build(name: str, clone: Path, out: Path) -> str:
     out.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         file: Any = stack.enter_context(open(partial, "wb"))
-        if out.suffix == ".gz":  # without name and time in the file, so that the bytes repeat
+        if out.suffix == ".gz":  # no name and no time in the header, so that every build has the same bytes
             file = stack.enter_context(gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0))
         for row in source.rows(files(clone, source)):
             line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
@@ -334,7 +336,7 @@ def build(name: str, clone: Path, out: Path) -> str:
 
 
 def main() -> None:
-    """The command line of this module."""
+    """Run the command line of this module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=CORPORA)
     parser.add_argument("--clone", type=Path, required=True, help="clone of the repository of the source")

@@ -1,10 +1,10 @@
-"""Results of runs as small files, and bundles that carry results and the state of runs to another machine.
+"""Copy the results of runs, and pack results and the state of runs into bundles that another machine can continue.
 
-The input is the work folder of `private_run.py`. `collect` copies the result files, `bundle` packs them with what
-continues each run, `restore` puts a bundle back into a work folder, and `unpack` shows what is in it. No text of users is
-copied.
+The input is the work folder of `private_run.py`. `collect` copies the result files. `bundle` packs them together with
+the files that are needed to continue each run. `unpack` extracts a bundle, and `restore` copies its runs into a work
+folder. No text of users is copied.
 
-    bundle(work, Path("out/a.tar.gz"))                             at any time, also while runs are training
+    bundle(work, Path("out/a.tar.gz"))                             # at any time, also while runs are training
     restore([Path("out/a.tar.gz")], other_work)
 """
 
@@ -24,15 +24,15 @@ RECORDS = ("ledger.jsonl", "metrics.jsonl", "sittings.jsonl", "statement.json", 
 SMALL_FILES = ("run.toml", *RECORDS, USERS, POSTS)
 """Files of a run folder that `collect` copies. None of them holds text."""
 STARTS = "trade-S20-*"
-"""Runs whose models other runs begin from."""
+"""Pattern of the runs whose final models are the first models of other runs."""
 KEPT_WHOLE = ("private*", "z1-*", "baseline-C5000-*", STARTS)
-"""Runs whose model and ledgers stay in a bundle when they are complete."""
+"""Patterns of the runs whose model and ledgers are bundled even when the run is complete."""
 PART, LIMIT = 15 * 2**20, 60 * 2**20
-"""Bytes in one file of a bundle, and in all of its checkpoints and models together."""
+"""Default largest size in bytes of one file of a bundle, and of all checkpoints and models in a bundle."""
 
 
 def collect(work: Path, out: Path) -> None:
-    """Copy the small result files of every run to `out`. No text is copied."""
+    """Copy the small result files of every run to a subfolder of `out` named like the run. No text is copied."""
     out.mkdir(parents=True, exist_ok=True)
     for folder in sorted(path for path in (work / "runs").iterdir() if not path.name.startswith(".")):
         target_folder = out / folder.name
@@ -40,7 +40,7 @@ def collect(work: Path, out: Path) -> None:
         for name in SMALL_FILES:
             if (folder / name).exists():
                 shutil.copyfile(folder / name, target_folder / name)
-        if (target_folder / "run.toml").exists():  # without the paths of the machine
+        if (target_folder / "run.toml").exists():  # published results must not show the paths of this machine
             text = (target_folder / "run.toml").read_text(encoding="utf-8")
             (target_folder / "run.toml").write_text(text.replace(f"{work.resolve()}/", ""), encoding="utf-8")
     if (work / "chosen_S.json").exists():
@@ -48,12 +48,13 @@ def collect(work: Path, out: Path) -> None:
 
 
 def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> list[Path]:
-    """Pack the results of every run into one tar file, cut into parts if it is large.
+    """Pack the results of every run into one tar file, cut into parts if it is large. Runs may train at the same time.
 
-    A run in progress comes with its ledgers and its newest checkpoint, so that `restore` can continue it elsewhere; a
-    complete run with its ledgers and its final model if `KEPT_WHOLE` names it, otherwise with its small files. If the
-    limit is too small for all, final models are left out first, then runs in progress with the highest seeds; models
-    that other runs begin from are kept before all others. Runs may be training meanwhile.
+    The bundle holds the small result files of every run. For a run in progress it also holds the ledgers and the newest
+    checkpoint, so that `restore` can continue the run elsewhere. For a complete run that matches `KEPT_WHOLE` it also
+    holds the ledgers and the final model. If the checkpoints and models exceed the limit, models of complete runs are
+    left out first, then checkpoints of the runs with the highest seeds. Models that other runs start from have the
+    highest priority.
 
     Args:
         work: Folder of stores, ledgers and run folders.
@@ -62,16 +63,17 @@ def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> li
         limit: Largest number of bytes of checkpoints and models together.
 
     Returns:
-        The files. They replace the parts of an earlier bundle of this name, which stays until then.
+        The files. They replace the files of an earlier bundle of this name only when all of them are written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         copied, packed = Path(scratch) / "runs", Path(scratch) / "packed"
         collect(work, copied)
-        (copied / "chosen_S.json").unlink(missing_ok=True)  # a result of blogs_64
+        (copied / "chosen_S.json").unlink(missing_ok=True)  # belongs to blogs_64
         folders = [path for path in copied.iterdir() if path.is_dir()]
 
         def order(path: Path) -> tuple[bool, bool, list[str]]:
+            """Return the sort key that decides which state is kept when the limit is too small for all."""
             is_complete = (path / "facts.json").exists()
             return not (is_complete and fnmatchcase(path.name, STARTS)), is_complete, path.name.split("-")[::-1]
 
@@ -93,9 +95,19 @@ def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> li
 
 
 def _add_state(work: Path, folder: Path, limit: int) -> int:
-    """Add to a folder of a bundle what continues the run, or its ledgers and model.
+    """Add the state of one run to its folder in a bundle.
 
-    Removes the ledger of other complete runs. Returns the bytes of the checkpoint or model.
+    The state is the newest checkpoint of a run in progress, or the model of a complete run that matches `KEPT_WHOLE`,
+    with both ledgers and tokens.json. If the file is missing or larger than `limit`, a line says that it is left out. For
+    any other complete run nothing is added, and the copy of its ledger is removed.
+
+    Args:
+        work: Folder of stores, ledgers and run folders.
+        folder: The folder of the run in the bundle, with its small files.
+        limit: Number of bytes that are left for checkpoints and models.
+
+    Returns:
+        The size of the checkpoint or model in bytes; 0 if there is none or if it is larger than the limit.
     """
     source, is_complete = work / "runs" / folder.name, (folder / "facts.json").exists()
     if is_complete and not any(fnmatchcase(folder.name, pattern) for pattern in KEPT_WHOLE):
@@ -104,12 +116,15 @@ def _add_state(work: Path, folder: Path, limit: int) -> int:
     target = folder if is_complete else folder / "checkpoints"
     file = _copy_state(source, target, limit, is_complete=is_complete)
     if file is None:
-        print(f"{folder.name}: {'its model' if is_complete else 'the run in progress'} is left out", flush=True)
+        print(
+            f"{folder.name}: {'its model' if is_complete else 'the state of the run in progress'} is left out",
+            flush=True,
+        )
         if not is_complete:
-            shutil.rmtree(folder)
+            (folder / "ledger.jsonl").unlink(missing_ok=True)
         return 0
-    # In this order a run that trains meanwhile can be restored: its own ledger holds what the population's ledger holds,
-    # and both hold what the checkpoint remembers.
+    # The run may be training. A ledger that is copied later has at least the entries of a file that is copied earlier.
+    # In this order the run's ledger covers the population's ledger, and both cover the checkpoint, as `restore` needs.
     shutil.copyfile(work / "ledgers" / f"{folder.name}.jsonl", folder / "population_ledger.jsonl")
     shutil.copyfile(source / "ledger.jsonl", folder / "ledger.jsonl")
     shutil.copyfile(source / "tokens.json", folder / "tokens.json")
@@ -117,7 +132,10 @@ def _add_state(work: Path, folder: Path, limit: int) -> int:
 
 
 def _copy_state(source: Path, target: Path, limit: int, *, is_complete: bool) -> Path | None:
-    """Copy the final model or the newest checkpoint of a run; None if there is none, or if it is too large."""
+    """Copy the final model or the newest checkpoint of a run to `target`, and return the path of the copy.
+
+    Return None if there is no such file, or if it has more than `limit` bytes.
+    """
     for _ in range(5):
         kept = [source / "model.safetensors"] if is_complete else sorted((source / "checkpoints").glob("round-*"))[-1:]
         files = [file for file in kept if file.exists()]
@@ -126,20 +144,20 @@ def _copy_state(source: Path, target: Path, limit: int, *, is_complete: bool) ->
         target.mkdir(exist_ok=True)
         try:
             return Path(shutil.copyfile(files[0], target / files[0].name))
-        except FileNotFoundError:  # training has replaced it by a newer one
+        except FileNotFoundError:  # training has replaced this checkpoint by a newer one: try again
             continue
     return None
 
 
 def parts_of(target: Path) -> list[Path]:
-    """The files of a bundle in order: the file itself, or its parts."""
+    """Return the files of a bundle in order: the file itself, or its parts."""
     if target.exists():
         return [target]
     return sorted(target.parent.glob(f"{target.name}.[0-9][0-9]"))
 
 
 def unpack(files: Sequence[Path], out: Path) -> list[Path]:
-    """Unpack a bundle, given as its file or its parts, and return the folders of its runs."""
+    """Unpack a bundle, given as its file or its parts, into `out` and return the folders of its runs."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile() as joined_parts:
         for file in sorted(files):
@@ -152,10 +170,10 @@ def unpack(files: Sequence[Path], out: Path) -> list[Path]:
 
 
 def restore(kept: Sequence[Path], work: Path) -> None:
-    """Copy runs back into the work folder, so that `run` continues those in progress and passes over the others.
+    """Copy runs back into the work folder, so that `run` continues runs in progress and skips complete ones.
 
     Args:
-        kept: Result folders with `checkpoints/`, or the files of a bundle.
+        kept: Folders of runs, as `unpack` returns them, or the files of a bundle.
         work: Folder with the stores.
     """
     folders = [path for path in kept if path.is_dir()]
@@ -163,18 +181,26 @@ def restore(kept: Sequence[Path], work: Path) -> None:
         if files := [path for path in kept if not path.is_dir()]:
             folders += unpack(files, Path(scratch))
         for folder in folders:
+            if not (folder / "checkpoints").exists() and not (folder / "facts.json").exists():
+                print(f"{folder.name}: starts again from round 0, because its state is not in the bundle", flush=True)
+                continue
             _restore_run(folder, work)
     take_chosen_norm(work)
 
 
 def take_chosen_norm(work: Path) -> None:
-    """Copy the S that was chosen once, on blogs, into the work folder, unless it has one."""
+    """Copy the recorded S, which was chosen on blogs_64, into the work folder, unless the folder has its own."""
     if not (work / "chosen_S.json").exists():
         shutil.copyfile(HERE / "results" / "blogs_64" / "chosen_S.json", work / "chosen_S.json")
 
 
 def _restore_run(kept: Path, work: Path) -> None:
-    """Copy one run back, with the paths of this machine."""
+    """Copy one run into the work folder and write the paths of this machine into its run file.
+
+    Args:
+        kept: The folder of the run from a bundle.
+        work: Folder with the stores.
+    """
     folder = work / "runs" / kept.name
     shutil.copytree(kept, folder)
     text = (folder / "run.toml").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Comparison of two sets of results: the same runs with another setting, other seeds, or on another corpus.
+"""Compare two sets of results of the same runs, with another setting, with other seeds, or on another corpus.
 
 `comparison_tables(first, second)` returns two tables of text: the outcome of every exhibit in both sets, and the
 accuracy of every run in both sets after the number of rounds that both completed. Runs that started from different
@@ -16,7 +16,7 @@ from reproduction.verdict import points
 from unheard.formatting import percent
 
 SEEDS = re.compile(r"-?seeds\+\d+")
-"""Part of the name of a results folder that says by how much all seeds were shifted."""
+"""Pattern of the part of a results folder's name that states the number added to all seeds, such as `seeds+10`."""
 
 
 def comparison_tables(first: ResultSet, second: ResultSet) -> tuple[Table, Table]:
@@ -30,7 +30,7 @@ def comparison_tables(first: ResultSet, second: ResultSet) -> tuple[Table, Table
 
 
 def _conclusions(first: ResultSet, second: ResultSet) -> Table:
-    """One row per exhibit that both sets decide."""
+    """Return a table of outcomes, with one row per exhibit that both sets decide."""
     rows = []
     for name in EXHIBITS:
         if RECIPES[name].runs:
@@ -40,15 +40,15 @@ def _conclusions(first: ResultSet, second: ResultSet) -> Table:
     theirs = [row for row in rows if RECIPES[row[0]].is_of_the_paper]
     held = [sum(row[column] == "held" for row in theirs) for column in (1, 2)]
     note = (
-        f"Each from all rounds that its set has. {len(theirs)} are conclusions of the paper, of which {held[0]} held "
-        f"in the first and {held[1]} in the second; the others are expectations of our own."
+        f"Each outcome uses all rounds of its set. {len(theirs)} rows are conclusions of the paper, of which {held[0]} held "
+        f"in the first set and {held[1]} in the second; the others are our own expectations."
     )
     columns, nothing = ["", *_names(first, second)], "No conclusion can be drawn from both yet."
-    return Table(title="What was concluded from both", columns=columns, rows=rows, note=note if rows else nothing)
+    return Table(title="Outcomes in both sets", columns=columns, rows=rows, note=note if rows else nothing)
 
 
 def _runs(first: ResultSet, second: ResultSet) -> Table:
-    """One row per run that both sets have, after the number of rounds that both completed."""
+    """Return a table of accuracies after the rounds that both sets completed, with one row per run in both sets."""
     rows = []
     for run in distinct(RECIPES.values()):
         ends = [end for results in (first, second) if (end := results.rounds(run.name)) is not None]
@@ -58,9 +58,9 @@ def _runs(first: ResultSet, second: ResultSet) -> Table:
         one, other = (results.accuracy(run.name, at) for results in (first, second))
         apart = None if one is None or other is None else other - one
         rows.append([run.name, f"{at:,}", percent(one), percent(other), signed(apart)])
-    text = f"Points: the second less the first. {_what_counts(first, second)}"
+    text = f"Points: the second minus the first. {_what_counts(first, second)}"
     return Table(
-        title="AccuracyTop1 after as many rounds as both got to",
+        title="AccuracyTop1 after the rounds that both completed",
         columns=["run", "rounds", *_names(first, second), "points"],
         rows=rows,
         note=f"Smoothed over 5 evaluations. {text}" if rows else "No run is in both.",
@@ -68,19 +68,22 @@ def _runs(first: ResultSet, second: ResultSet) -> Table:
 
 
 def _what_counts(first: ResultSet, second: ResultSet) -> str:
-    """A sentence on how large a difference must be, or that only seeds differ."""
+    """Return a sentence: how large a difference must be to count, or that the sets differ in their seeds only."""
     apart = first.corpus == second.corpus and first.changed != second.changed
     if apart and SEEDS.sub("", first.changed) == SEEDS.sub("", second.changed):
-        return "The two sets differ in their seeds alone: what lies between two runs is chance."
+        return "The two sets differ only in their seeds, so all differences are due to chance."
     return f"Two runs differ if they lie over {points(max(results.margin() for results in (first, second)))} apart."
 
 
 def _names(first: ResultSet, second: ResultSet) -> tuple[str, str]:
-    """Names of the two folders; the longer one without the part that it shares with the other: `model.keep_norm=true`."""
+    """Return the names of the two results folders as column titles.
+
+    If one name extends the other, as `blogs-model.keep_norm=true` extends `blogs`, only the extension is shown for it.
+    """
     one, other = first.folder, second.folder
     return one.removeprefix(f"{other}-"), other.removeprefix(f"{one}-")
 
 
 def _began(results: ResultSet, name: str) -> str | None:
-    """The run that a run started from, and after how many of its rounds."""
+    """Return which run a run started from, and after how many of its rounds, as text; None if it started anew."""
     return results.runs[name].settings.get("training", {}).get("init_from")

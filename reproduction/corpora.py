@@ -1,12 +1,14 @@
-"""The token stores of an experiment: which store has which role, and the population that is declared for it.
+"""Open the token stores of an experiment, by role, with the population that is declared for each.
 
-`find_corpora` reads the values of `--corpus` and `--population` and returns a `Corpus` per role:
+A role says what a store is used for: `main` is the corpus itself, `20k` and `30k` have larger dictionaries,
+`characters` has characters as tokens, `other` is a second corpus, and `synthetic` is generated. `find_corpora` reads
+the values of `--corpus` and `--population` and returns a `Corpus` per role:
 
     find_corpora(["corpora/blogs"])                     # a folder with main/, 20k/, 30k/, characters/, other/
     find_corpora(["main=stores/blogs"], ["9000"])       # one store, with a declared population
 
 Without `--population` the training users are counted in the store, which is acceptable for research corpora only; see
-docs/decisions/0060-populations-of-experiments.md. The module does not import torch.
+docs/decisions/0060-populations-of-experiments.md. This module does not import torch, so that commands start fast.
 """
 
 import re
@@ -21,37 +23,40 @@ from unheard.errors import CorpusError, CorpusMissing, InvalidValue
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """One token store in its role."""
+    """A token store, its role, and the facts about it that runs and results need."""
 
     role: str
+    """What the store is used for: one of `recipe.CORPORA`."""
     path: Path
     name: str
-    """Display name: `blogs`."""
+    """Name in tables and on pages, such as `blogs`."""
     population: int
+    """The population K, declared or counted."""
     is_counted: bool
-    """Whether the population was counted instead of declared: for research corpora only."""
+    """Whether the population was counted instead of declared, which is acceptable for research corpora only."""
     users: int
+    """Number of training users in the store."""
     held_out: int
     """Number of held-out users."""
     longest: int
-    """Tokens of the longest training user. Like the count of users this is a fact about private data, for experiments
-    only."""
+    """Number of tokens of the longest training user. Like the number of users, it depends on private data, so only
+    experiments may use it."""
     digest: str
-    """Digest of how the store was prepared, as in the ledger of a run."""
+    """Name of the store in the ledger of a run: a digest of how the store was prepared."""
     vocabulary_size: int
     vocabulary_digest: str
 
 
 def find_corpora(given: Sequence[str], populations: Sequence[str] = (), name: str | None = None) -> dict[str, Corpus]:
-    """Open the token stores.
+    """Open the token stores that the options of a command name.
 
     Args:
-        given: Stores: `DIR`, a folder of stores named by role, or `ROLE=DIR`.
-        populations: Declared populations: `N` for all versions of the main corpus, or `ROLE=N`.
-        name: Display name of the main corpus; None means its own name.
+        given: Values of `--corpus`: a store, a folder of stores named by their roles, or `ROLE=DIR`.
+        populations: Values of `--population`: `N` for all versions of the main corpus, or `ROLE=N`.
+        name: Display name of the main corpus; None for the name in the store or of its folder.
 
     Returns:
-        A corpus per role.
+        The corpora by role.
 
     Raises:
         CorpusMissing: A folder is not a store and holds none.
@@ -80,7 +85,7 @@ def find_corpora(given: Sequence[str], populations: Sequence[str] = (), name: st
 
 
 def _paths(given: Sequence[str]) -> dict[str, Path]:
-    """The path of each store by its role."""
+    """Return the path of each store by its role. Raise `CorpusMissing` if a value names no store."""
     paths: dict[str, Path] = {}
     for text in given:
         role, equals, rest = text.partition("=")
@@ -100,7 +105,7 @@ def _paths(given: Sequence[str]) -> dict[str, Path]:
 
 
 def _populations(given: Sequence[str]) -> dict[str, int]:
-    """The declared population by role."""
+    """Return the declared population by role. Raise `InvalidValue` for a value that is not `N` or `ROLE=N`."""
     declared: dict[str, int] = {}
     for text in given:
         role, equals, number = text.rpartition("=")
@@ -114,9 +119,9 @@ def _populations(given: Sequence[str]) -> dict[str, int]:
 
 
 def _name(store: TokenStore, path: Path) -> str:
-    """The name in the store, or the name of its folder.
+    """Return the display name of a store: the name in the store, or else the name of its folder.
 
-    If that is just a role (`main`), the name of the folder above, except for synthetic stores.
+    If this name is only a role (`main`), return the name of the parent folder, except for synthetic stores.
     """
     name = str(store.info.get("name") or path.resolve().name)
     if name in CORPORA and not store.info.get("synthetic"):
@@ -125,7 +130,10 @@ def _name(store: TokenStore, path: Path) -> str:
 
 
 def _check_one_dictionary(corpora: Mapping[str, Corpus]) -> None:
-    """Models are carried from the other corpus to the main one, so both must have the same dictionary."""
+    """Raise `CorpusError` if the other corpus and the main one have different dictionaries.
+
+    A model that is trained on one of them is evaluated on the other, so the token ids must mean the same words.
+    """
     main, other = corpora.get("main"), corpora.get("other")
     if main and other and main.vocabulary_digest != other.vocabulary_digest:
         raise CorpusError(

@@ -1,9 +1,10 @@
 """Exhibits: the content of one table or figure of the paper as plain data, and the functions that build it from results.
 
-An `Exhibit` holds tables of text, figures as lists of points, a verdict, notes and the list of its runs. The terminal
-(`cli/`), the page (`page.py`) and the pictures (`plots.py`) display it; nothing here depends on how.
+An `Exhibit` holds tables of text, figures as lists of points, a verdict, notes and the list of its runs. It does not
+depend on how it is displayed: the terminal (`cli/`), the page (`page.py`) and the pictures (`plots.py`) do that.
 
-Every function in `exhibits/` fills a `Draft`, which adds figures of accuracy over rounds or over a setting, and tables:
+Every function in `exhibits/` fills a `Draft`, whose methods add tables, and figures of accuracy over rounds or over a
+setting:
 
     draft = Draft(recipe, results)
     draft.add_curves("AccuracyTop1 by round", {"baseline": "no clip", "flat-S15": "S = 15"})
@@ -30,37 +31,40 @@ NOT_RUN = "not run"
 class Line:
     """One line of a figure.
 
-    Lines with the same tint have the same colour: a mean and its seeds, flat and per-layer clipping.
+    Lines with the same tint have the same colour, for example a mean and its seeds, or flat and per-layer clipping.
     """
 
     name: str
     points: Points
     tint: str = ""
-    """Name of the colour group; empty means the line's own name."""
+    """Name of the colour group; empty for the line's own name."""
     is_dashed: bool = False
     is_thin: bool = False
-    """Drawn faintly behind the others: one seed of several."""
+    """Whether the line is one seed of several, which is drawn thin and faint behind the others."""
     is_level: bool = False
-    """One value for every x: drawn from edge to edge."""
+    """Whether the line has one value for every x, and is drawn horizontally from edge to edge."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Lines over one axis. `name` is the name of its picture file."""
+    """A figure: lines or points over one horizontal axis."""
 
     name: str
+    """Name of the picture file, without its suffix."""
     title: str
     x: str
-    """Label of the horizontal axis. `round` is time; any other label is a setting that was varied."""
+    """Label of the horizontal axis. `round` means curves by round; any other label names a setting that was varied."""
     y: str = "AccuracyTop1"
+    """Label of the vertical axis."""
     lines: tuple[Line, ...]
     is_log: bool = False
+    """Whether the horizontal axis is logarithmic."""
     upright: tuple[float, str] | None = None
-    """Position and label of a dashed vertical line."""
+    """Position and label of a dashed vertical line; None for no such line."""
     is_scatter: bool = False
-    """Whether the points are drawn without joining them, each with its name."""
+    """Whether the figure shows separate points instead of lines."""
     is_share: bool = True
-    """Whether y is a fraction that is written in percent."""
+    """Whether the values of y are fractions, which the axis shows in percent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,20 +73,21 @@ class Exhibit:
 
     recipe: Recipe
     corpus: str
+    """Title of the set of results, which names the corpus."""
     tables: tuple[Table, ...] = ()
     figures: tuple[Figure, ...] = ()
     verdict: Verdict
     notes: tuple[str, ...] = ()
     runs: Table
-    """The runs behind it: rounds, seed, epsilon, hardware, date and commit."""
+    """One row per run that the exhibit uses: rounds, seed, epsilon, hardware, date and commit."""
 
     @property
     def runs_done(self) -> int:
-        """How many of its runs have results. The template of the page shows it."""
+        """The number of its runs that have results. The template of the page shows it."""
         return sum(row[1] != NOT_RUN for row in self.runs.rows)
 
     def as_json(self) -> dict[str, Any]:
-        """The whole exhibit as values that JSON can hold."""
+        """Return the whole exhibit as values that `json.dumps` accepts."""
         return asdict(self) | {"recipe": self.recipe.summary()}
 
 
@@ -109,14 +114,14 @@ def gap_notes(runs: Sequence[PaperRun], results: ResultSet) -> list[str]:
         done, wanted = results.runs[run.name].rounds, _wanted_rounds(run, results)
         if done < wanted:
             by_end.setdefault(f"Stopped at {done:,} of {wanted:,} rounds", []).append(run.name)
-    tiny = "Tiny runs, with fewer users per round than stated: they show that all of it works, and nothing else."
+    tiny = "Tiny runs, with fewer users per round than stated: they only show that everything runs."
     notes = [tiny] if any(_is_tiny(run, results) for run in runs) else []
     notes += [f"Not run: {', '.join(absent)}."] if absent else []
     return notes + [f"{end}: {', '.join(names)}." for end, names in by_end.items()]
 
 
 def _wanted_rounds(run: PaperRun, results: ResultSet) -> int:
-    """Number of rounds that the recipe asks for; smoke tests have their own."""
+    """Return the number of rounds that the recipe asks for, or for a smoke test the number that it planned."""
     return results.runs[run.name].planned if _is_tiny(run, results) else run.rounds
 
 
@@ -137,13 +142,14 @@ def run_table(runs: Sequence[PaperRun], results: ResultSet) -> Table:
     columns = ["run", "rounds", "of", "seed", "q", "visits", "AccuracyTop1", "ε", "δ", "users/s", "on", "date, commit"]
     note = (
         "q is the probability that a user takes part in a round; visits are q times rounds. AccuracyTop1 at the end, "
-        "smoothed over 5 evaluations. ε is what that run itself cost its own users, as it is: the smaller of PLD and "
-        "RDP. The runs are seeded, to be repeated: against whoever knows the seed no ε holds."
+        "smoothed over 5 evaluations. ε is the cost of the run for its own users: the smaller of PLD and RDP. The runs have "
+        "known seeds, so that they can be repeated. Their ε does not hold against anyone who knows the seed."
     )
     return Table(title="The runs", columns=columns, rows=rows, note=note if rows else "No run is needed for this one.")
 
 
 def _row(run: PaperRun, results: ResultSet) -> list[str]:
+    """Return the row of `run_table` for a run that has a result."""
     result = results.runs[run.name]
     epsilon, users = own_epsilon(result), result.settings.get("sampling", {}).get("users_per_round")
     population, exposure = result.settings.get("privacy", {}).get("population"), [NOTHING, NOTHING]
@@ -156,26 +162,29 @@ def _row(run: PaperRun, results: ResultSet) -> list[str]:
 
 
 def own_epsilon(result: RunResult) -> float:
-    """Epsilon of a run for its own population: the smaller bound of PLD and RDP; infinite without noise."""
+    """Return the epsilon of a run for its own population: the smaller of PLD and RDP, or infinity without noise."""
     bounds = [value for by in ("pld", "rdp") if (value := result.epsilon.get(by)) is not None]
     return min(bounds, default=math.inf)
 
 
 CHECKPOINTS = (100, 500, 3000)
-"""Numbers of rounds after which the sweeps of the paper are drawn."""
+"""Numbers of rounds after which the sweeps of the paper show the accuracy."""
 
 
 class Draft:
-    """An exhibit that is being filled.
+    """A table or figure under construction. A function of `exhibits/` fills it and then calls `exhibit`.
 
     Args:
         recipe: The table or figure.
         results: Results of one corpus.
 
     Attributes:
+        tables: The tables so far.
+        figures: The figures so far.
         notes: Remarks below the tables.
-        compared_with: Names of runs of other recipes that appear in it.
-        is_over_seeds: Whether all seeds of a run are in it. Otherwise only the first is, and a note says so.
+        compared_with: Names of runs of other recipes that the exhibit also shows.
+        is_over_seeds: Whether the exhibit shows all seeds of a run. Otherwise it shows the first seed, and a note says
+            so.
     """
 
     def __init__(self, recipe: Recipe, results: ResultSet) -> None:
@@ -187,13 +196,16 @@ class Draft:
         self.is_over_seeds = False
 
     def exhibit(self, verdict: Verdict) -> Exhibit:
-        """Return the exhibit, with the list of its runs and notes on what is missing.
+        """Return the finished exhibit, with the list of its runs and notes on missing runs.
 
-        A figure without points is left out.
+        Figures without a point of a run are left out. Points of level lines do not count.
+
+        Args:
+            verdict: The verdict on the conclusion of the paper.
         """
         runs, results, notes = exhibit_runs(self.recipe, self.compared_with), self.results, self.notes
         if not self.is_over_seeds and any(len(results.seeds(run.name)) > 1 for run in runs):
-            notes = [*notes, "Of a run with several seeds the first is shown here, beside others of that seed."]
+            notes = [*notes, "Of a run with several seeds, only the first is shown here."]
         return Exhibit(
             recipe=self.recipe,
             corpus=results.title,
@@ -209,11 +221,11 @@ class Draft:
         self.tables.append(Table(title=title, columns=columns, rows=rows, note=note))
 
     def add_rounds_table(self, labels: Mapping[str, str], marks: Sequence[int] | None = None) -> None:
-        """Add a table of the AccuracyTop1 of each run after some rounds.
+        """Add a table of the AccuracyTop1 of each run after given numbers of rounds.
 
         Args:
             labels: The label of each row, by the name of its run.
-            marks: The numbers of rounds, one for each column; None for those of `drawn_rounds`.
+            marks: The numbers of rounds, one for each column; None for the result of `drawn_rounds`.
         """
         marks = marks or self.drawn_rounds(labels)
         rows = [[label, *(self.cell(name, mark) for mark in marks)] for name, label in labels.items()]
@@ -233,15 +245,15 @@ class Draft:
         self.figures.append(Figure(name=named, title=title, x=x, lines=tuple(lines), **style))
 
     def add_curves(self, title: str, labels: Mapping[str, str], *, first: int = 0, name: str = "") -> None:
-        """Add a figure of accuracy by round, with every seed and the mean if the exhibit is over seeds.
+        """Add a figure of accuracy by round. If `is_over_seeds` is true, it shows every seed and their mean.
 
-        The figure ends where only one run continues, so that a run without a counterpart does not compress the part that
-        can be compared.
+        The figure ends at the last round that at least two lines reach. One run that is longer than all others would
+        otherwise compress the part that can be compared.
 
         Args:
             title: Title of the figure.
             labels: Label of each run by its name.
-            first: Round at which the runs started, if they continue another run.
+            first: Number that is added to every round, for runs that continue another run.
             name: Name of the figure and of its picture file; empty for the name of the recipe.
         """
         lines = [line for run, label in labels.items() for line in self._curves(run, label, first)]
@@ -251,7 +263,7 @@ class Draft:
         self.add_figure(title, "round", cut, name=name)
 
     def _curves(self, name: str, label: str, first: int) -> list[Line]:
-        """The accuracy of a run by round. Over seeds, single seeds are thin lines behind their mean."""
+        """Return the lines of one run: its accuracy by round, or thin lines of its seeds and a line of their mean."""
         results, seeds = self.results, self.results.seeds(name)
         if not self.is_over_seeds or len(seeds) < 2:
             points = results.curve(name)
@@ -261,10 +273,11 @@ class Draft:
         return [*thin, Line(name=label, points=_later(_mean_curve(results, seeds), first), tint=label)]
 
     def drawn_rounds(self, names: Iterable[str]) -> tuple[int, ...]:
-        """Return the rounds at which a sweep is drawn: 100, 500 and 3,000.
+        """Return the numbers of rounds after which a sweep shows the accuracy: 100, 500 and 3,000 (`CHECKPOINTS`).
 
-        If most runs stopped before one of them, it is replaced by the number of rounds that all runs completed, or, if that
-        adds nothing, by the number that most runs completed.
+        A checkpoint that most runs did not reach is left out. In its place comes the number of rounds that all runs
+        completed or, if that is not later than the remaining checkpoints, the number that at least half of them
+        completed.
 
         Args:
             names: The runs of the sweep.
@@ -285,7 +298,7 @@ class Draft:
             runs: The name of the run by the value of the setting.
             at: The number of rounds.
             name: The name of the line.
-            tint: The colour group; empty for a colour of its own.
+            tint: The colour group; empty for its own colour.
             dashed: Whether the line is dashed.
         """
         known = ((x, self.results.accuracy(run, at)) for x, run in sorted(runs.items()))
@@ -293,7 +306,7 @@ class Draft:
         return Line(name=name, points=drawn, tint=tint or name, is_dashed=dashed)
 
     def level(self, run: str, at: int, name: str, *, tint: str) -> list[Line]:
-        """Return the accuracy of one run as a horizontal line; nothing if it did not complete `at` rounds.
+        """Return a list with one horizontal line at the accuracy of a run, or an empty list if it has no value.
 
         Args:
             run: The name of the run.
@@ -310,27 +323,28 @@ class Draft:
         Args:
             run: The name of the run.
             at: The number of rounds; None for the end of the run.
-            over_seeds: Whether the value is the mean of the seeds.
+            over_seeds: Whether the cell is the mean over the seeds of the run.
         """
         value = self.results.mean(run, at) if over_seeds else self.results.accuracy(run, at)
         return self.reason_missing(run, at) if value is None else percent(value)
 
     def reason_missing(self, run: str, at: int | None = None) -> str:
-        """Return why a run has no value after `at` rounds (see `cell`)."""
+        """Return why a run has no value after `at` rounds, as a table cell: not run, stopped, or not evaluated."""
         if run not in self.results:
             return NOT_RUN
         rounds = self.results.runs[run].rounds
         return f"stopped at {rounds:,}" if at is not None and rounds < at else "not evaluated"
 
     def shared_round(self, names: Iterable[str], against: Iterable[str] = ()) -> int:
-        """Return the last round that all runs reached, if they exist and were trained long enough to be judged.
+        """Return the last round that all runs reached, after checking that a rule can be applied to them.
 
         Args:
             names: Runs that the rule needs.
-            against: Those of the runs that the others are compared with. They must have learned something.
+            against: Runs that serve as the reference of the comparison. Their accuracy must be at least `LEARNED`.
 
         Raises:
-            Undecided: A run is missing, too short or not learned, or the held-out text is too short.
+            Undecided: A run is missing or has fewer than `TRAINED` rounds, a reference run has learned nothing, or the
+                held-out text is too short.
         """
         names, results = list(names), self.results
         absent = [name for name in names if name not in results]
@@ -342,13 +356,13 @@ class Draft:
             raise Undecided(f"Too few rounds to be evaluated: {', '.join(unknown)}.")
         rounds = results.rounds(*names) or 0
         if rounds < TRAINED:
-            raise Undecided(f"After {plural(rounds)} it is too early to tell: the rule asks for {TRAINED:,}.")
+            raise Undecided(f"After {plural(rounds)} it is too early to tell: the rule needs {TRAINED:,}.")
         self.require_learned(against, rounds)
         self.require_precise(names)
         return rounds
 
     def require_precise(self, names: Iterable[str]) -> None:
-        """Raise `Undecided` unless the held-out text is so long that the standard error of an accuracy is at most `NEARLY`.
+        """Raise `Undecided` if the held-out text is so short that the standard error of an accuracy exceeds `NEARLY`.
 
         Args:
             names: The runs that a rule needs.
@@ -361,23 +375,23 @@ class Draft:
                 raise Undecided(f"{text} Hold out more users.")
 
     def require_learned(self, names: Iterable[str], at: int) -> None:
-        """Raise `Undecided` if a run is below the accuracy `LEARNED`.
+        """Raise `Undecided` if the accuracy of a run is below `LEARNED`.
 
         Args:
-            names: The runs that others are compared with.
-            at: The round at which they are compared.
+            names: Runs that serve as the reference of a comparison.
+            at: The round of the comparison.
         """
         for name in names:
             if (accuracy := self.results.value(name, at)) < LEARNED:
                 text = f"After {plural(at)} {name} has {percent(accuracy)}"
-                raise Undecided(f"{text}: it has learned nothing that others could lose.")
+                raise Undecided(f"{text}: it has learned nothing, so others cannot be compared with it.")
 
     def about_seeds(self, differences: Iterable[float], at: int | None = None) -> str:
         """Return a sentence on the variation between seeds, and on whether it could explain the given differences.
 
         Args:
             differences: Differences of accuracies, as fractions.
-            at: The round at which seeds are compared (`ResultSet.seed_distance`).
+            at: The round at which seeds are compared (`ResultSet.seed_distance`); None for the last common round.
         """
         distance = self.results.seed_distance(at)
         if distance is None:
@@ -388,17 +402,17 @@ class Draft:
 
 
 def signed(difference: float | None) -> str:
-    """A difference in points with its sign."""
+    """Return a difference of accuracies in points with its sign; a dash for None."""
     return in_points(difference, signed=True)
 
 
 def _mean_curve(results: ResultSet, seeds: Sequence[str]) -> Points:
-    """Mean over seeds at the rounds at which all of them were evaluated."""
+    """Return the mean accuracy over seeds, at the rounds at which all seeds were evaluated."""
     curves = [dict(points) for one in seeds if (points := results.curve(one))]
     shared = sorted(set.intersection(*(set(one) for one in curves))) if curves else []
     return tuple((round_, math.fsum(one[round_] for one in curves) / len(curves)) for round_ in shared)
 
 
 def _later(points: Points, first: int) -> Points:
-    """The points with `first` added to every round."""
+    """Return the points with `first` added to every round."""
     return tuple((round_ + first, value) for round_, value in points)

@@ -1,12 +1,13 @@
 """Measure the last model of a run on all held-out users, and record where a result comes from.
 
-`measure` takes a run folder of `private_run.py` and writes `per_user.npz` and `per_post.npz` (targets and hits of each
-held-out user, and of each post of the paper's kind of test set) and `facts.json` (commit, digest of the store,
-accuracies, suggestions). `record` takes a run of a recipe, complete or not, and returns a `RunResult`: accuracy by
-round, head words of the last model (Table 3), epsilon, and time. Neither reads a training user or stores text.
+`measure` takes a run folder of `private_run.py` and writes three files: `per_user.npz` (targets and hits of each
+held-out user), `per_post.npz` (the same for each post of a test set drawn as in the paper) and `facts.json` (commit,
+digest of the store, accuracies, suggestions). `record` takes a run of a recipe, complete or not, and returns a
+`RunResult`: accuracy by round, head words of the last model (Table 3), epsilon, and time. Neither reads training users
+or stores text.
 
     measure(Path("WORK/runs/private"), "cuda")
-    counted(Path("WORK/reviews_81"), Path("counted.json"))      unigram and bigram, counted without privacy
+    counted(Path("WORK/reviews_81"), Path("counted.json"))      # unigram and bigram, counted without privacy
 
 Paper: AccuracyTop1 of the appendix "Accuracy metrics"; the test set of 75,122 tokens.
 """
@@ -41,20 +42,24 @@ from unheard.training.released import Released
 from unheard.training.run import Run
 from unheard.updates.user_update import User, users_in_turn, windows_of
 
-if TYPE_CHECKING:  # which imports this module
+if TYPE_CHECKING:  # a real import would be circular: workspace.py imports this module
     from reproduction.workspace import Workspace
 
 HERE = Path(__file__).resolve().parent
 TEST_TOKENS = 75_122
-"""Size of the paper's kind of test set: random posts of held-out users with this many predicted tokens."""
+"""Number of predicted tokens in the paper's test set. `measure` draws random held-out posts up to this size."""
 PROMPTS = ("The room was very", "We would definitely", "The staff at the", "Breakfast was", "Next time I will")
-"""Beginnings of sentences of our own. What a model suggests after them is recorded with its measures."""
+"""Beginnings of sentences that we wrote. `measure` records which words a model suggests after each."""
 EVALUATED = ("accuracy_top1", "accuracy_top3", "accuracy_top5", "loss", "perplexity")
-"""Metrics that a result keeps of every evaluation."""
+"""Metrics of every evaluation that a result stores."""
 
 
 def facts(device: str) -> dict[str, Any]:
-    """What a result states about its origin: commit, device, version of torch, date."""
+    """Return what a result states about its origin: commit, device, version of torch, date.
+
+    Raises:
+        SystemExit: The commit is unknown.
+    """
     if commit() is None:
         raise SystemExit(f"There is no git repository here: write the commit into {HERE / 'COMMIT'}.")
     origin = {"commit": commit(), "device": device_name(torch.device(device)), "torch": torch.__version__}
@@ -62,7 +67,7 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """Name of the GPU, or the number of CPU threads."""
+    """Return the name of the GPU, or the number of CPU threads as text."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -70,9 +75,9 @@ def device_name(device: torch.device) -> str:
 
 
 def commit() -> str | None:
-    """The commit of this code, or the content of reproduction/COMMIT; None if there is neither that nor a repository.
+    """Return the commit of this code: the content of reproduction/COMMIT if it exists, else the HEAD of the repository.
 
-    It ends in `-dirty` if files were changed.
+    The HEAD has the ending `-dirty` if files were changed. Return None if there is neither a file nor a repository.
     """
     if (HERE / "COMMIT").exists():
         return (HERE / "COMMIT").read_text().strip()
@@ -86,18 +91,22 @@ def commit() -> str | None:
 
 
 def measure(folder: Path, device: str) -> None:
-    """Measure the last model of a run.
+    """Measure the last model of a run on all held-out users, and write three files into its folder.
 
-    Writes `per_user.npz`: for each held-out user the number of targets and of hits, with and without sentence ends and
-    punctuation; `per_post.npz`: the same for each post of the paper's kind of test set; and `facts.json`: commit,
-    digest of the store, size of the model, and what it suggests after `PROMPTS`.
+    `per_user.npz` has the number of targets and hits of each held-out user, with and without sentence ends and
+    punctuation. `per_post.npz` has the same for each post of a test set of `TEST_TOKENS`, as in the paper. `facts.json`
+    has the commit, the digest of the store, the accuracies, the size of the model, and its suggestions after `PROMPTS`.
+
+    Args:
+        folder: The run folder.
+        device: The torch device that computes.
     """
     from unheard.corpus.grouping import SplitRule  # needs DuckDB, which machines that only train may lack
     from unheard.corpus.pipeline import draw_test_posts
 
     released = Released.open(folder)
     store = TokenStore.open(released.run.corpus)
-    # The posts that `unheard prepare --test-tokens` would draw, without another store.
+    # Draw the same posts as `unheard prepare --test-tokens`, without preparing a second store.
     posts = draw_test_posts(store.held_out, TEST_TOKENS, SplitRule().salt)
     users = store.held_out.users(np.arange(store.held_out.num_users))
     model, params_P, words = released.run.model, released.params_P.to(device), released.vocabulary.words
@@ -123,15 +132,16 @@ def measure(folder: Path, device: str) -> None:
 
 
 def record(job: Job, workspace: "Workspace", *, seconds: float, users_per_second: float) -> RunResult:
-    """Compute the result of a run up to its last completed round, and write the hits of each held-out user.
+    """Return the result of a run up to its last completed round.
+
+    Also write the targets and hits of each held-out user to `NAME/per_user.npz` in the results folder, unless the model
+    takes user features. A model that was trained on the corpus `other` is evaluated on the main corpus as well.
 
     Args:
         job: The run and its planned rounds.
-        workspace: Its folder, its corpus, and the device that evaluates the model. `NAME/per_user.npz` in the folder of
-            the results has the targets and hits of each held-out user. A model of another corpus is also evaluated on
-            the main one.
-        seconds: Wall time of its rounds.
-        users_per_second: Throughput of the group that it trained with.
+        workspace: The folders and corpora of all runs, and the engine whose device evaluates the model.
+        seconds: Wall time of the run's rounds.
+        users_per_second: Throughput of the group of runs that it trained with.
     """
     name, run, corpus = job.run.name, workspace.run(job), workspace.corpora[job.run.corpus]
     folder, device, unroll = workspace.folder(name), workspace.engine.torch_device(), run.evaluation.unroll
@@ -157,7 +167,7 @@ def record(job: Job, workspace: "Workspace", *, seconds: float, users_per_second
         rounds=rounds,
         planned=job.planned,
         settings=settings_of(run, after),
-        # A kill can leave evaluations of rounds that were lost.
+        # A killed process can leave evaluations of rounds later than the newest checkpoint. Leave them out.
         evaluations=[{"round": row["round"], **_kept(row)} for row in folder.read_metrics() if row["round"] <= rounds],
         head_words={str(head): counts.tolist() for head, counts in heads.histograms.items()},
         accuracy_elsewhere=elsewhere,
@@ -174,24 +184,28 @@ def record(job: Job, workspace: "Workspace", *, seconds: float, users_per_second
 
 
 def _held_out(run: Run, corpus: Corpus) -> list[User]:
-    """The held-out users of a corpus that the evaluation of this run uses."""
+    """Return the held-out users of a corpus that the evaluations of a run use."""
     return run.evaluation.choose(users_in_turn(TokenStore.open(corpus.path).held_out, run.model))
 
 
 def _kept(metrics: dict[str, Any]) -> dict[str, float | None]:
-    """The metrics that a result keeps, with six decimals: one target of 75,000 changes the fifth."""
+    """Return the metrics of `EVALUATED`, rounded to six decimals: one target of 75,000 changes the fifth decimal."""
     return {name: _finite(round(metrics[name], 6)) for name in EVALUATED}
 
 
 def _finite(value: float) -> float | None:
-    """None for infinity and NaN, which JSON does not have. The loss of a model that diverged is not finite."""
+    """Return the value, or None for infinity and NaN, which JSON lacks. A diverged model has such a loss."""
     return value if math.isfinite(value) else None
 
 
 def counted(store_path: Path, out: Path) -> None:
-    """Write the accuracy of a unigram and a bigram model with the counts of all training users to `out`.
+    """Count unigrams and bigrams of all training users, and write the accuracies of both models to `out`.
 
-    The counts are exact, so this is for a public corpus only.
+    The counts are exact and therefore not private: use this for a public corpus only.
+
+    Args:
+        store_path: Folder of the store.
+        out: JSON file to write: both accuracies in percent, the number of targets, and the digest of the store.
     """
     store = TokenStore.open(store_path)
     counts = Counts.of(store.train.users(np.arange(store.train.num_users)), len(store.vocabulary.words))
@@ -208,9 +222,9 @@ def counted(store_path: Path, out: Path) -> None:
 
 
 def content_digest(store: Path) -> str:
-    """SHA-256 over the vocabulary and all shards.
+    """Return a SHA-256 of the content of a store: its vocabulary and all shards.
 
-    The name of a store only says how it was prepared, not from which text.
+    The name of a store is a digest of how it was prepared; it does not depend on the text.
     """
     digest = hashlib.sha256()
     for file in sorted([store / "vocabulary.txt", *store.glob("*/*.offsets"), *store.glob("*/*.tokens")]):
@@ -227,22 +241,22 @@ def hits_of(
     unroll: int = 80,
     windows_at_once: int = 500,
 ) -> dict[str, np.ndarray]:
-    """Targets and hits in each text (the tokens of a user or of a post), counted like AccuracyTop1.
+    """Count the targets and hits in each text as AccuracyTop1 counts them. A text is a user or a post.
 
     Args:
         model: The model.
         params_P: Its parameters, on the device to compute on.
         words: The words of its dictionary.
-        texts: Tokens of each text.
-        unroll: Tokens of context, as in the evaluations of a run.
-        windows_at_once: Windows of `unroll` tokens in one batch.
+        texts: Token ids of each text.
+        unroll: Length of a window in tokens, as in the evaluations of a run.
+        windows_at_once: Number of windows in one batch.
 
     Returns:
-        For each text the number of `targets` and `hits`; `words` and `word_hits` without sentence ends; `plain` and
-        `plain_hits` also without punctuation.
+        Arrays with one number per text: `targets` and `hits`; `words` and `word_hits`, which leave out sentence ends;
+        `plain` and `plain_hits`, which leave out sentence ends and punctuation.
     """
     params, device = model.layout.split(params_P), params_P.device
-    # BOS, EOS and UNK count as words here; EOS is left out where a rule says so.
+    # A token without a letter or digit is punctuation. The names of BOS, EOS and UNK have letters, so they are not.
     is_mark_V = torch.tensor([not any(c.isalnum() for c in word) for word in words], device=device)
     names = ("targets", "hits", "words", "word_hits", "plain", "plain_hits")
     counts = {name: np.zeros(len(texts), dtype=np.int64) for name in names}
@@ -265,5 +279,5 @@ def hits_of(
 
 
 def write_counts(file: Path, counts: dict[str, np.ndarray]) -> None:
-    """Write the counts of each user or post; `bootstrap.py` reads them."""
+    """Write the counts of each user or post to a compressed `.npz` file, which `bootstrap.load` reads."""
     np.savez_compressed(file, **counts)  # pyright: ignore[reportArgumentType]

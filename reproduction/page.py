@@ -3,9 +3,11 @@
     write_pages(Path("reproduction/results"), Path("build/paper"))
 
 The input is a folder of results (`results.py`), one subfolder per corpus. The output is `index.html` for the first
-corpus, a folder with `index.html` for each other one, and for each of them `figures/` with every figure as SVG and PNG.
+corpus and a subfolder with `index.html` for each other corpus. Next to each page, `figures/` has every figure as SVG
+and PNG.
 
-`templates/paper.html` lays the page out, in the frame of `unheard.report.page` and with autoescape.
+The layout of the page is `templates/paper.html`, which extends the base template of `unheard.report.page`. Values are
+escaped automatically.
 """
 
 import os
@@ -31,7 +33,7 @@ from unheard.run_folder import replace_file
 
 TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
 Progress = Callable[[str, float], None]
-"""Called with the name of a step and the share of it that is done."""
+"""A function that is called with the name of a step and the fraction of it that is done."""
 
 
 def write_pages(
@@ -43,7 +45,7 @@ def write_pages(
         results: Folder with results, of one corpus or with a subfolder per corpus.
         out: Folder of the pages. The first corpus has its page here, each other one in a subfolder.
         pictures: Whether to write every figure as SVG and PNG as well.
-        progress: Called after each table and figure.
+        progress: Function that is called after each table and figure.
 
     Returns:
         The paths of the pages, the main one first.
@@ -65,7 +67,7 @@ def write_pages(
 
 
 def exhibits(found: ResultSet, progress: Progress = lambda step, part: None) -> list[Exhibit]:
-    """Every table and figure of the paper, in order, filled with the results of one corpus."""
+    """Return every table and figure of the paper, in order, filled with the results of one corpus."""
     filled = []
     for i, name in enumerate(EXHIBITS, 1):
         filled.append(exhibit(name, found))
@@ -88,10 +90,13 @@ def write_page(shown: Sequence[Exhibit], folder: Path, **more: Any) -> Path:
 
 
 def private_run(results: Path) -> dict[str, Any] | None:
-    """Return the values of the template for the section on the private run, with its plots.
+    """Return the values that the template needs for the section on the private run, including its plots.
 
     Args:
-        results: The folder of all results. The section is made from `reviews_81` in it; None if that is missing.
+        results: The folder of all results, with the private run in `reviews_81`.
+
+    Returns:
+        The values by name; None if there are no results of the private run.
     """
     root = results / "reviews_81"
     content = section(root)
@@ -117,8 +122,8 @@ def render_page(
         shown: The tables and figures.
         others: Names and links of the pages of other corpora.
         compared: Tables that compare these results with the main ones.
-        private: The section on the private run, which opens the page.
-        readings: Counts of outcomes by the reading of the word vectors.
+        private: Values of the section on the private run, which comes first on the page; None for no such section.
+        readings: Pairs of a reading of the paper's sentence on word vectors (`READINGS`) and the counts of outcomes.
 
     Returns:
         The HTML text.
@@ -141,7 +146,7 @@ def render_page(
         private=private,
         readings=readings,
         exhibits=shown,
-        # The section of an exhibit has the recipe's name as its anchor, so its plots need other ones.
+        # The HTML id of an exhibit's section is the recipe's name, so its plots need other ids.
         plots={
             exhibit.recipe.name: [replace(plot, name=f"plot-{plot.name}") for plot in map(plot_of, exhibit.figures)]
             for exhibit in shown
@@ -154,11 +159,11 @@ READINGS = {
     "model.keep_norm=true": "projected to norm 1 after every round (first reading)",
     "model.step_norm=true": "projected to norm 1 after every local step (third reading)",
 }
-"""Readings of "a fixed L2 norm of 1.0", by the part of the name of the results folder."""
+"""Our readings of the paper's "a fixed L2 norm of 1.0", by what the name of the results folder adds to the corpus."""
 
 
 def _readings(founds: Sequence[ResultSet]) -> list[tuple[str, str]]:
-    """The outcomes by each reading of the word vectors that has results on the first corpus."""
+    """Return the counts of outcomes for each reading of `READINGS` that has results on the first corpus."""
     first = founds[0].folder
     named = [(found, found.folder.removeprefix(first).removeprefix("-")) for found in founds]
     return [(READINGS[change], count_outcomes(exhibits(found))) for found, change in named if change in READINGS]
@@ -174,7 +179,7 @@ def write_pictures(shown: Sequence[Exhibit], folder: Path, progress: Progress = 
 
 
 def count_outcomes(shown: Sequence[Exhibit]) -> str:
-    """How many of the paper's conclusions held, and how many of our own expectations, which are counted separately."""
+    """Return a text that counts how many of the paper's conclusions held, and separately our own expectations."""
     texts = []
     for whose, own in (("the paper's {} conclusions", False), ("our own {} expectations", True)):
         outcomes = [exhibit.verdict.outcome for exhibit in shown if exhibit.recipe.is_of_the_paper is not own]
@@ -188,5 +193,5 @@ def count_outcomes(shown: Sequence[Exhibit]) -> str:
 
 
 def _typeset(text: str) -> str:
-    """Recipes are written in ASCII so that any terminal shows them; the page has the Greek letters."""
+    """Return a text with Greek letters instead of their names. Recipes are in ASCII, which any terminal shows."""
     return text.replace("sigma", "σ").replace("epsilon", "ε").replace("10^6", "10⁶")

@@ -1,8 +1,8 @@
 """Draw the figures of the paper: curves by round with their seeds, sweeps over a setting, and points of models.
 
-    plot = plot_of(figure)          # a `Figure` of plain data in, a `Plot` (Vega-Lite specification and legend) out
+    plot = plot_of(figure)          # takes a `Figure`, returns a `Plot` (Vega-Lite specification and legend)
 
-The page shows the legend beside the plot; a file shows it inside the picture (`unheard.report.plots`).
+The page shows the legend next to the plot; a picture file shows it inside the picture (`unheard.report.plots`).
 """
 
 import itertools
@@ -15,16 +15,16 @@ from unheard.report.plots import ROUND_AXIS, Plot, curve_layer, end_rounds, hove
 from unheard.report.style import DASHES, SERIES, SeriesStyle, colour, colour_encoding, dash_encoding, specification
 
 EARLY = 25
-"""The first 1/EARLY of the rounds does not determine where the vertical axis begins."""
+"""The first 1/EARLY of the rounds is ignored when the lower end of the vertical axis is chosen."""
 NEAR_ZERO = 0.02
-"""An axis whose smallest value is below this begins at zero: padding below it would show negative shares."""
+"""If the smallest value is below this, the vertical axis begins at zero; padding would show negative accuracies."""
 LABEL_OFFSET = 84
-"""Pixels between the right edge and a label, where a labelled vertical line stands at that edge."""
+"""Pixels between the right edge and the label of a level, in a figure whose labelled vertical line is at that edge."""
 SOLID, DASHED, DOTTED = [1, 0], [7, 4], [2, 3]
 
 
 def plot_of(figure: Figure) -> Plot:
-    """The specification and legend of a figure. A line without points is left out."""
+    """Return the Vega-Lite specification and the legend of a figure. Lines without points are left out."""
     drawn = [line for line in figure.lines if line.points]
     legend = legend_styles(drawn)
     make = _by_round if figure.x == "round" else _scatter if figure.is_scatter else _sweep
@@ -37,10 +37,10 @@ def plot_of(figure: Figure) -> Plot:
 
 
 def legend_styles(lines: Sequence[Line]) -> list[SeriesStyle]:
-    """The styles of the lines that the legend shows; single seeds and horizontal levels are not in it.
+    """Return the styles of the lines in the legend. Single seeds and horizontal levels are not in the legend.
 
-    Lines of one tint have one colour. If some lines are dashed on purpose (`per layer`), only those are dashed;
-    otherwise dashes distinguish the lines.
+    Lines with the same tint have the same colour. If dashes have a meaning in this figure (`per layer`), only the lines
+    with `is_dashed` are dashed; otherwise each line has its own dashes, so that colour is not the only difference.
     """
     tints = list(dict.fromkeys(line.tint or line.name for line in lines))
     has_meaning = any(line.is_dashed or line.is_level for line in lines)
@@ -55,12 +55,13 @@ def legend_styles(lines: Sequence[Line]) -> list[SeriesStyle]:
 
 
 def _colour(lines: Sequence[Line], line: Line) -> str:
+    """Return the colour of a line: tints get the colours of the series in the order of the lines."""
     tints = list(dict.fromkeys(one.tint or one.name for one in lines))
     return colour(f"series-{tints.index(line.tint or line.name) % SERIES + 1}")
 
 
 def _by_round(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle]) -> dict[str, Any]:
-    """Curves by round, with zoom and a note under the pointer; seeds are thin lines behind their mean."""
+    """Return curves by round, with zoom and a tooltip. Single seeds are thin lines behind their mean."""
     y = {"field": "value", **_y(figure)}
     y["scale"] = {**y["scale"], **_begin(lines)}
     bold = [line for line in lines if not line.is_thin]
@@ -79,7 +80,7 @@ def _by_round(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyl
 
 
 def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle]) -> dict[str, Any]:
-    """Accuracy over a setting, with levels as dotted lines."""
+    """Return lines of accuracy over a setting, with levels as dotted horizontal lines."""
     across = [line for line in lines if not line.is_level]
     where = sorted({x for line in across for x, _ in line.points})
     axis = {"title": figure.x, "values": where, "format": ".4~g", "labelOverlap": "greedy", "grid": False}
@@ -104,7 +105,7 @@ def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle])
 
 
 def _scatter(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle]) -> dict[str, Any]:
-    """One point per model."""
+    """Return a scatter plot with one point per model."""
     x = {
         "field": "x",
         "type": "quantitative",
@@ -120,17 +121,24 @@ def _scatter(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle
 
 
 def _tips(figure: Figure, series: str, x_format: dict[str, str], y_format: str) -> list[dict[str, Any]]:
-    """What is shown under the pointer: the name of the line or model, and both values."""
+    """Return the fields of the tooltip: the name of the line or model, and both values.
+
+    Args:
+        figure: The figure, whose labels name the values.
+        series: Label of the name of the line.
+        x_format: Format of x, as keys of a Vega-Lite field; empty for the default.
+        y_format: Format of y.
+    """
     x = {"field": "x", "type": "quantitative", **x_format, "title": figure.x}
     y = {"field": "value", "type": "quantitative", "format": y_format, "title": figure.y}
     return [{"field": "run", "title": series}, x, y]
 
 
 def _begin(lines: Sequence[Line]) -> dict[str, float]:
-    """Let the vertical axis begin at the smallest value after the first part of training.
+    """Return the lower end of the vertical axis: the smallest value after the first 1/EARLY of the rounds.
 
-    Accuracy rises so steeply at first that an axis with all of it would leave no resolution for the part that is
-    compared.
+    Accuracy rises steeply at first. An axis that showed this rise would leave little resolution for the later rounds,
+    which are compared.
     """
     rounds = [x for line in lines for x, _ in line.points]
     early = min(rounds) + (max(rounds) - min(rounds)) / EARLY
@@ -141,12 +149,21 @@ def _begin(lines: Sequence[Line]) -> dict[str, float]:
 
 
 def _y(figure: Figure) -> dict[str, Any]:
+    """Return the encoding of the vertical axis; the caller adds the field."""
     axis = {"title": None, "format": ".2~%"} if figure.is_share else {"title": figure.y}
     return {"type": "quantitative", "scale": {"zero": False, "padding": 20}, "axis": axis}
 
 
 def _level(line: Line, y: dict[str, Any], tint: str, others: Sequence[Line], from_end: int) -> list[dict[str, Any]]:
-    """A dotted horizontal line with a label where the other lines leave most space."""
+    """Return a dotted horizontal line with a label where the other lines leave most space.
+
+    Args:
+        line: The level.
+        y: Encoding of the vertical axis.
+        tint: Colour of the line and its label.
+        others: The other lines of the figure.
+        from_end: Pixels between the label and the right edge, if the label is there.
+    """
     word = line.name.rpartition(", ")[2]
     values = {"values": [{"value": line.points[0][1], "word": word}]}
     rule = {"type": "rule", "color": tint, "strokeDash": DOTTED, "strokeWidth": 1.5, "opacity": 0.8}
@@ -161,11 +178,11 @@ def _level(line: Line, y: dict[str, Any], tint: str, others: Sequence[Line], fro
 
 
 def _label_position(level: Line, others: Sequence[Line]) -> tuple[bool, bool]:
-    """The position of the label: whether at the right end, and whether above the line."""
+    """Return the position of the label: whether it is at the right end, and whether it is above the line."""
     own = level.points[0][1]
 
     def distance_to_next_line(position: tuple[bool, bool]) -> float:
-        """The free space at a position, in units of the axis."""
+        """Return the free space at a position, in units of the vertical axis."""
         is_at_end, is_above = position
         gaps = [line.points[-1 if is_at_end else 0][1] - own for line in others]
         return min((abs(gap) for gap in gaps if gap == 0 or (gap > 0) is is_above), default=math.inf)
@@ -174,7 +191,12 @@ def _label_position(level: Line, others: Sequence[Line]) -> tuple[bool, bool]:
 
 
 def _upright(upright: tuple[float, str], x: dict[str, Any]) -> list[dict[str, Any]]:
-    """A dashed vertical line with a label."""
+    """Return a dashed vertical line with a label.
+
+    Args:
+        upright: Position and label.
+        x: Encoding of the horizontal axis.
+    """
     values = {"values": [{"x": upright[0], "word": upright[1]}]}
     rule = {"type": "rule", "color": colour("series-6"), "strokeDash": DASHED, "strokeWidth": 1.5}
     text = {"type": "text", "align": "right", "baseline": "top", "dx": -6, "dy": 4, "color": colour("series-6"), "y": 0}
@@ -185,5 +207,10 @@ def _upright(upright: tuple[float, str], x: dict[str, Any]) -> list[dict[str, An
 
 
 def _values(lines: Sequence[Line], axis: str) -> list[dict[str, Any]]:
-    """The points as data. Five decimals are a thousandth of a percent, and keep a page of thousands of points small."""
+    """Return the points as Vega-Lite data, rounded to five decimals to keep pages with thousands of points small.
+
+    Args:
+        lines: The lines.
+        axis: Name of the field for the horizontal coordinate.
+    """
     return [{"run": line.name, axis: x, "value": round(y, 5)} for line in lines for x, y in line.points]

@@ -18,7 +18,11 @@ from unheard.storage import replace_file
 
 
 def specification(root: Path = REVIEWS) -> dict[str, Any]:
-    """The Vega-Lite specification of the picture, with the results in `root` as its data."""
+    """Return the Vega-Lite specification of the picture, with its data.
+
+    Args:
+        root: Folder with the results of the private run and its baselines.
+    """
     private, baseline, label = (
         read_metrics(root / "private"),
         root / "baseline-C5000-seed1",
@@ -41,7 +45,7 @@ def specification(root: Path = REVIEWS) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the picture."""
+    """Run the command line of this module: write the picture to the file `--out`."""
     import vl_convert
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -1,13 +1,13 @@
-"""The runs of `private_run.py` as tables and figures: one Markdown report, and the variables of the page.
+"""Report the runs of `private_run.py`: a Markdown report, and the variables of a section of the page.
 
-The inputs are reproduction/results/reviews_81 and reproduction/results/blogs_64. Every number is computed from these
-files when the report is written; a run that is missing or stopped is named as such.
+The inputs are the folders reviews_81, blogs_64 and reviews_1600_200k of reproduction/results. Every number is computed
+from these files when the report is written. The report says which runs are missing or stopped early.
 
-    python -m reproduction.private_report                        the report on standard output
-    python -m reproduction.private_report --out FILE.md          the same into a file
+    python -m reproduction.private_report                        print the report
+    python -m reproduction.private_report --out FILE.md          write it to a file
 
-`templates/private_run.md` has the words of the report. `section` returns the same tables and figures for `page.py`.
-Verdicts: `private_results.py`.
+`templates/private_run.md` has the text of the report. `section` returns tables and figures for `page.py`. The verdicts
+come from `private_results.py`.
 """
 
 import argparse
@@ -42,16 +42,26 @@ from unheard.privacy.accountants import epsilon
 from unheard.report.tables import Table
 
 NOT_TESTED = "not tested yet"
-"""The outcome of a rule whose runs do not exist."""
+"""The outcome that is shown for a rule without any complete run."""
 
 
 def counted_baselines(root: Path = REVIEWS) -> dict[str, float]:
-    """AccuracyTop1 in % of the unigram and the bigram model, counted without privacy (`private_run counted`)."""
+    """Return the AccuracyTop1, in percent, of models that count unigrams and bigrams without privacy.
+
+    Args:
+        root: Folder of the results with `counted.json`, which `private_run counted` writes.
+    """
     return json.loads((root / "counted.json").read_text())["accuracy_top1"]
 
 
 def figures(root: Path = REVIEWS) -> list[Figure]:
-    """Figures 1 and 7, the private runs by users per round, and Figure 8; those without runs are left out."""
+    """Return Figures 1 and 7, a figure of the private runs by users per round, and Figures 1 and 8 on longer texts.
+
+    A figure with fewer than two lines is left out.
+
+    Args:
+        root: Folder of the results on reviews_81.
+    """
     named = {label.replace("sigma", "σ").removesuffix(", C = 100"): name for label, name in SEEDED.items()}
     seeds = {label: name for label, name in named.items() if name != "estimate-seed"}
     trades = {f"S = {norm:g}, σ = {0.0006 * norm:.4g}": f"trade-S{norm:g}-seed" for norm in TRADES}
@@ -68,6 +78,14 @@ def figures(root: Path = REVIEWS) -> list[Figure]:
 
 
 def _figure(name: str, title: str, runs: dict[str, str], root: Path) -> Figure:
+    """Return a figure of the mean accuracy of runs by round. Runs without results are left out.
+
+    Args:
+        name: Name of the figure.
+        title: Title of the figure.
+        runs: Name of each run by the label of its line.
+        root: Folder of the results.
+    """
     curves = {label: zip(*mean_curve(run, root), strict=True) for label, run in runs.items() if folders_of(run, root)}
     points = {label: tuple((float(r), value / 100) for r, value in curve) for label, curve in curves.items()}
     lines = tuple(Line(name=label, points=drawn) for label, drawn in points.items())
@@ -75,7 +93,7 @@ def _figure(name: str, title: str, runs: dict[str, str], root: Path) -> Figure:
 
 
 def section(root: Path = REVIEWS) -> dict[str, Any] | None:
-    """The private run as variables of `templates/paper.html`.
+    """Return the variables of `templates/paper.html` for the section on the private run.
 
     Args:
         root: Folder of the results on reviews_81.
@@ -104,7 +122,7 @@ def section(root: Path = REVIEWS) -> dict[str, Any] | None:
 
 
 def sentences(root: Path = REVIEWS) -> list[str]:
-    """The private run in two sentences."""
+    """Return two texts that summarise the private run: its settings and time, then its accuracy and epsilon."""
     private = root / "private"
     statement = json.loads((private / "statement.json").read_text())
     seen, counts = sittings(private), load(private)
@@ -122,7 +140,7 @@ def sentences(root: Path = REVIEWS) -> list[str]:
 
 
 def registered(name: str, verdict: RuleVerdict | None) -> dict[str, Any]:
-    """One registered rule with its verdict, as variables of `templates/paper.html`.
+    """Return one registered rule with its verdict, as variables of `templates/paper.html`.
 
     Args:
         name: Name of the rule.
@@ -150,7 +168,11 @@ def registered(name: str, verdict: RuleVerdict | None) -> dict[str, Any]:
 
 
 def counts_of(judged: dict[str, RuleVerdict]) -> str:
-    """How many conclusions of the paper were tested by the registered rules, each counted once, and with which result."""
+    """Return a sentence without its full stop: how many conclusions of the paper were tested, held, and are undecided.
+
+    Args:
+        judged: The verdict of each rule.
+    """
     of_paper = [name for name, rule in RULES.items() if rule["counts"] == "paper"]
     tested = [judged[name] for name in of_paper if name in judged and judged[name].outcome in ("held", "did not hold")]
     held = sum(verdict.outcome == "held" for verdict in tested)
@@ -164,7 +186,7 @@ def counts_of(judged: dict[str, RuleVerdict]) -> str:
 
 
 def readings_of_vectors() -> str:
-    """Which reading of the paper's sentence on word vectors these counts are for, and how it was chosen, as registered."""
+    """Return a text on which reading of the paper's sentence on word vectors the counts use, as it was registered."""
     vectors = load_rules()["word_vectors"]
     first, second, _ = vectors["chronology"]
     return (
@@ -175,7 +197,11 @@ def readings_of_vectors() -> str:
 
 
 def _cost(kept: dict[str, Path]) -> str:
-    """What privacy cost in accuracy and in time, in words."""
+    """Return what privacy cost in accuracy and in time, as the end of a sentence.
+
+    Args:
+        kept: Run folders by label, the private run first and its baseline second, if there is one.
+    """
     if len(kept) < 2:
         return "and accuracy that is not known yet, because its baseline is missing"
     first, second = kept.values()
@@ -187,7 +213,7 @@ def _cost(kept: dict[str, Path]) -> str:
 
 
 def _suggestions(kept: dict[str, Path]) -> Table:
-    """What each model suggests, as `private_run.measure` recorded it."""
+    """Return a table of the words that each model suggests after `measures.PROMPTS`, from `facts.json`."""
     facts = {label: json.loads((folder / "facts.json").read_text()) for label, folder in kept.items()}
     suggested = {label: fact.get("suggestions", {}) for label, fact in facts.items()}
     rows = [(text, *(", ".join(words.get(text, ())) for words in suggested.values())) for text in suggested["private"]]
@@ -195,7 +221,7 @@ def _suggestions(kept: dict[str, Path]) -> Table:
 
 
 def report() -> str:
-    """The report in Markdown, paragraphs wrapped."""
+    """Return the report in Markdown, with paragraphs wrapped at 120 characters."""
     private, judged = REVIEWS / "private", verdicts()
     statement = json.loads((private / "statement.json").read_text())
     ends = [REVIEWS / name / "baseline-seed1" for name in ("interrupted", "interrupted_second")]
@@ -226,13 +252,16 @@ def report() -> str:
 
 
 def _pace(sitting: dict[str, Any]) -> float:
-    """Users per second between the first and the last evaluation of a session."""
+    """Return the users per second of a session between its first and last evaluation, which leaves out its start."""
     first, last = sitting["marks"][0], sitting["marks"][-1]
     return (last["round"] - first["round"]) * 5000 / max(last["seconds"] - first["seconds"], 1e-9)
 
 
 def _composed(delta: float) -> dict[str, Any]:
-    """What all private runs cost together, because their results are published together."""
+    """Return the epsilon of all private runs together, by two accountants, with the charged rounds of each run.
+
+    Their results are published together, so their costs add up. The rounds of the interrupted run count as well.
+    """
     runs = [folder for name in ("private", *(f"z1-C{users}" for users in Z1)) for folder in folders_of(name)]
     charged = {folder.name: charges(folder) for folder in runs if (folder / "ledger.jsonl").exists()}
     lost = charges(INTERRUPTED / "private")
@@ -243,7 +272,7 @@ def _composed(delta: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the report."""
+    """Run the command line of this module: print the report, or write it to the file `--out`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="a Markdown file; default: standard output")
     out = parser.parse_args().out

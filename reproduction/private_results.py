@@ -1,13 +1,14 @@
-"""Verdicts on the runs of `private_run.py` by the registered rules, computed from the result files.
+"""Apply the registered rules to the result files of `private_run.py` and return a verdict for each rule.
 
-The inputs are reproduction/results/reviews_81 and reproduction/results/blogs_64; the outputs are verdicts by rule.
-They follow `rules.toml`: a rule whose runs are missing or too short has the outcome "cannot tell". `private_report.py`
-shows them.
+The inputs are the folders reviews_81, blogs_64 and reviews_1600_200k of reproduction/results. The verdicts follow
+`rules.toml`: a rule whose runs are missing or too short has the outcome "cannot tell". `private_report.py` shows the
+verdicts.
 
     verdicts()["private-run"]
 
-A difference is tested against a threshold with an interval that combines the bootstrap over users with the variation
-between repetitions. With fewer repetitions than a rule requires, the registered single-seed margin is added.
+A rule compares a difference of accuracies with a threshold. The interval of the difference combines the bootstrap over
+users with the variation between repetitions. If there are fewer repetitions than the rule requires, the registered
+single-seed margin is added to the interval.
 """
 
 import itertools
@@ -31,7 +32,9 @@ from unheard.privacy.events import Event, from_record
 
 HERE = Path(__file__).resolve().parent
 REVIEWS, BLOGS = HERE / "results" / "reviews_81", HERE / "results" / "blogs_64"
+"""Results of the private runs on short reviews, and of the runs that chose S."""
 LONG = HERE / "results" / "reviews_1600_200k"
+"""Results on longer texts, up to 1,600 tokens per user."""
 RULES = {rule["id"]: rule for rule in load_rules()["rule"]}
 """The registered rules by name."""
 TERMS = load_rules()["terms"]
@@ -43,18 +46,23 @@ SEEDED = {
     "S = 15, sigma = 0.012, C = 100": "S15-sigma0.012-seed",
     "S = 8, sigma = 0.0016, C = 100 (estimate)": "estimate-seed",
 }
-"""Prefix of the folders of the runs with several seeds, by label."""
+"""Runs with several seeds: the prefix of their folders by the label in tables."""
 
 
 PAPER_COSTS = {"S10-sigma0.006-seed": 0.83, "S15-sigma0.012-seed": 1.54}
-"""The most points that a sigma may cost by rule table-2-cost."""
+"""Largest cost in points of AccuracyTop1 that rule table-2-cost allows, by run."""
 NOISED = ("S15-sigma0.003-seed", *PAPER_COSTS)
-"""The runs of Table 2 with noise, the least first."""
+"""The runs of Table 2 with noise, in increasing order of sigma."""
 
 
 @dataclass(frozen=True)
 class RuleVerdict:
-    """An outcome of `rules.toml` and the reason for it."""
+    """The verdict of a registered rule.
+
+    Attributes:
+        outcome: `held`, `did not hold` or `cannot tell`; for the rule private-S, the value that it chose.
+        reason: The measured numbers, or why the rule cannot be applied.
+    """
 
     outcome: str
     reason: str
@@ -76,22 +84,33 @@ def folders_of(name: str, root: Path = REVIEWS) -> list[Path]:
 
 
 def complete(name: str, at: int, root: Path) -> list[Path]:
-    """The repetitions of a run that count at a round: they were evaluated there, and their last model was measured.
+    """Return the folders of the repetitions that were evaluated at a round and whose last model was measured.
 
-    One that is still in progress, or whose model was lost, is a missing repetition.
+    Rules use only these repetitions. A repetition that is still in progress, or whose model was lost, does not count.
+
+    Args:
+        name: The name of a run in `rules.toml`.
+        at: The round.
+        root: The folder of the results of a corpus.
     """
     return [path for path in folders_of(name, root) if accuracy([path], at) and (path / "per_user.npz").exists()]
 
 
 def charges(folder: Path) -> list[tuple[Event, int]]:
-    """The events in the ledger of a run, and how often each was charged. A round that was done again counts again."""
+    """Return the events in the ledger of a run and how often each was charged. A repeated round counts again."""
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    records = Counter(json.dumps(line["event"]) for line in lines if "event" in line)  # thousands of lines, few events
+    records = Counter(json.dumps(line["event"]) for line in lines if "event" in line)  # decode each event once
     return [(from_record(json.loads(record)), number) for record, number in records.items()]
 
 
 def spent(folders: Sequence[Path], delta: float, accountant: str) -> float:
-    """The largest epsilon of some private runs, by what each was charged."""
+    """Return the largest epsilon of some private runs, computed from the charges in their ledgers.
+
+    Args:
+        folders: The results of the runs, at least one.
+        delta: The delta of the claim.
+        accountant: `pld`, `rdp` or `moments`.
+    """
     return max(epsilon(charges(folder), delta, accountant) for folder in folders)
 
 
@@ -107,7 +126,7 @@ def accuracy(folders: Sequence[Path], at: int) -> list[float]:
 
 
 def sittings(folder: Path) -> list[dict[str, Any]]:
-    """The records of all sessions of a run, in order."""
+    """Return the records of all sessions of a run, in order (`private_run.Sitting`)."""
     return [json.loads(line) for line in (folder / "sittings.jsonl").read_text().splitlines()]
 
 
@@ -116,14 +135,25 @@ def sittings(folder: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Measured:
-    """A number with its 95 % interval, and whether there are fewer repetitions than its rule requires."""
+    """A measured difference with its 95 % interval.
+
+    Attributes:
+        value: The difference in points of AccuracyTop1.
+        half: Half the width of the interval, in points.
+        is_short: Whether there are fewer repetitions than the rule requires.
+    """
 
     value: float
     half: float
     is_short: bool
 
     def is_between(self, least: float | None, most: float | None = None) -> bool | None:
-        """Return whether the number is above `least` and below `most`; None if the interval does not decide."""
+        """Return whether the number is above `least` and below `most`; None if the interval contains a limit.
+
+        Args:
+            least: The lower limit; None for no limit.
+            most: The upper limit; None for no limit.
+        """
         reach = self.half + (TERMS["single_seed_margin"] if self.is_short else 0.0)
         beyond = [] if least is None else [self.value - least]
         beyond += [] if most is None else [most - self.value]
@@ -141,10 +171,10 @@ class Measured:
 def missing(rounds: dict[str, int], root: Path) -> str | None:
     """Return why a rule cannot be applied, or None if it can.
 
-    A rule needs runs that reached the round at which they are read, and whose last model was measured.
+    A rule needs runs that reached the round at which it compares them, and whose last model was measured.
 
     Args:
-        rounds: The round at which each run is read, by the name of the run.
+        rounds: The round that each run must have reached, by the name of the run.
         root: The folder of the results of a corpus.
     """
     reached = {name: accuracy(folders_of(name, root), at) for name, at in rounds.items()}
@@ -156,15 +186,15 @@ def missing(rounds: dict[str, int], root: Path) -> str | None:
 
 
 def difference(rule: str, first: str, second: str, at: Sequence[int], root: Path, *, change: bool = False) -> Measured:
-    """Accuracy of the first run minus the second, in points, with its interval.
+    """Return the accuracy of the first run minus that of the second, in points, with its interval.
 
     Args:
         rule: Name of the rule, which says how many repetitions are required.
         first: Name of the first run.
         second: Name of the second run.
-        at: Rounds; the difference is read at the last one.
+        at: Rounds in increasing order; the difference is measured at the last one.
         root: Folder of the results.
-        change: Whether to subtract the same difference at the first of the rounds.
+        change: Whether to subtract the difference at the first of the rounds, which gives the change between them.
     """
     sides = [complete(name, at[-1], root) for name in (first, second)]
     by_run = [np.array(accuracy(side, at[-1])) for side in sides]
@@ -193,11 +223,14 @@ def cost(name: str, baseline: str, at: int, root: Path) -> str | None:
 
 
 Part = tuple[bool | None, str]
-"""Whether a part of a rule holds (None if it is undecided), and the numbers in words."""
+"""Whether one condition of a rule holds (None if it is undecided), and the numbers in words."""
 
 
 def joined(*parts: Part) -> RuleVerdict:
-    """Combine the parts of a rule: it did not hold if one part is false, and is undecided if one part is."""
+    """Combine the conditions of a rule into its verdict.
+
+    The rule did not hold if a condition is false. Otherwise it is undecided if a condition is undecided.
+    """
     answers = [is_so for is_so, _ in parts]
     outcome = "did not hold" if False in answers else "cannot tell" if None in answers else "held"
     return RuleVerdict(outcome, "; ".join(text for _, text in parts) + ".")
@@ -222,11 +255,11 @@ def compare(
         first: The name of a run.
         second: The name of the run that it is compared with.
         root: The folder of the results of a corpus.
-        least: The difference is above this, in points of AccuracyTop1; None for no limit.
-        most: The difference is below this.
-        at: Rounds; None for those of the rule. See `difference`.
-        change: Whether the change of the difference between the rounds is meant.
-        words: What the numbers are about; None for the names of the runs.
+        least: Lower limit of the difference, in points of AccuracyTop1; None for no limit.
+        most: Upper limit of the difference; None for no limit.
+        at: Rounds, as in `difference`; None for the registered rounds of the rule.
+        change: Whether to use the change of the difference from the first to the last of the rounds.
+        words: Text in front of the numbers; None for the names of the runs.
     """
     measured = difference(rule, first, second, at or RULES[rule]["read_at"], root, change=change)
     if words is None:
@@ -235,7 +268,7 @@ def compare(
 
 
 def private_norm() -> RuleVerdict:
-    """Rule private-S, computed again from the evaluations."""
+    """Apply rule private-S to the recorded evaluations: which S has the highest accuracy on blogs_64 at round 1,000."""
     values = {norm: accuracy([BLOGS / f"S{norm}"], 1000) for norm in CANDIDATES}
     best = max(values, key=lambda norm: (values[norm], -norm))
     listed = ", ".join(f"S = {norm}: {value[0]:.2f} %" for norm, value in values.items())
@@ -244,7 +277,10 @@ def private_norm() -> RuleVerdict:
 
 
 def private_run(root: Path) -> RuleVerdict:
-    """Rule private-run: accuracy against the baseline with as many users, and epsilon at most that of the paper."""
+    """Apply rule private-run.
+
+    The accuracy is compared with the baseline that has as many users per round, and epsilon with the paper's 4.634.
+    """
     rule = RULES["private-run"]
     gap = compare("private-run", "private", "baseline-C5000-seed", root, least=-rule["threshold"])
     largest = spent(complete("private", rule["rounds"], root), 1e-9, "pld")
@@ -252,9 +288,9 @@ def private_run(root: Path) -> RuleVerdict:
 
 
 def mean_curve(name: str, root: Path) -> tuple[list[int], list[float]]:
-    """Return the rounds at which the repetitions were evaluated, and their mean accuracy there, in percent.
+    """Return the rounds at which all repetitions were evaluated, and their mean accuracy there, in percent.
 
-    Repetitions that are behind the others are left out.
+    Only the repetitions with the largest last round are used.
 
     Args:
         name: The name of a run.
@@ -267,7 +303,7 @@ def mean_curve(name: str, root: Path) -> tuple[list[int], list[float]]:
 
 
 def private_rounds(root: Path) -> RuleVerdict:
-    """Rule private-rounds: the private run reaches the accuracy of the baseline a given number of rounds later."""
+    """Apply rule private-rounds: the private run reaches the baseline's accuracy a given number of rounds later."""
     first, last = RULES["private-rounds"]["read_at"]
     target = float(np.interp(first, *mean_curve("baseline-seed", root)))
     reached = float(np.interp(last, *mean_curve("private", root)))
@@ -277,7 +313,7 @@ def private_rounds(root: Path) -> RuleVerdict:
 
 
 def private_estimate(root: Path) -> RuleVerdict:
-    """Rule private-estimate: training with 100 users per round predicts the accuracy of the private run."""
+    """Apply rule private-estimate: training with 100 users per round predicts the accuracy of the private run."""
     rule, runs = "private-estimate", ("private", "estimate-seed")
     return joined(
         *(
@@ -288,21 +324,21 @@ def private_estimate(root: Path) -> RuleVerdict:
 
 
 def table_2_cost(root: Path) -> RuleVerdict:
-    """Rule table-2-cost: each sigma costs no more than in the paper, and more noise costs more."""
+    """Apply rule table-2-cost: each sigma costs at most the registered limit, and more noise costs more."""
     costs = [compare("table-2-cost", name, "baseline-seed", root, least=-limit) for name, limit in PAPER_COSTS.items()]
     more = [compare("table-2-cost", b, a, root, at=[5000], most=0.0) for a, b in itertools.pairwise(NOISED)]
     return joined(*costs, *more)
 
 
 def figure_1_later(root: Path) -> RuleVerdict:
-    """Rule figure-1-later: the cost of noise grows during training."""
+    """Apply rule figure-1-later: the cost of noise grows during training."""
     words = {name: f"cost of {name.removesuffix('-seed')} changes by " for name in NOISED}
     runs = ("figure-1-later", "baseline-seed")
     return joined(*(compare(*runs, name, root, least=0.0, change=True, words=words[name]) for name in NOISED))
 
 
 def figure_7(root: Path) -> RuleVerdict:
-    """Rule figure-7: 1,250 and 100 users per round have the same accuracy at equal sigma."""
+    """Apply rule figure-7: 1,250 and 100 users per round have the same accuracy at equal sigma."""
     many, few = "S15-sigma0.012-C1250-seed", "S15-sigma0.012-seed"
     curves = [dict(zip(*mean_curve(name, root), strict=True)) for name in (many, few)]
     shared = [r for r in curves[0] if r in curves[1] and 500 <= r <= 3000]
@@ -316,12 +352,12 @@ def figure_7(root: Path) -> RuleVerdict:
 
 
 def figure_1_match(root: Path) -> RuleVerdict:
-    """Rule figure-1-match: sigma = 0.003 nearly matches the baseline."""
+    """Apply rule figure-1-match: sigma = 0.003 nearly matches the baseline."""
     return joined(compare("figure-1-match", "S15-sigma0.003-seed", "baseline-seed", root, least=-0.25))
 
 
 def figure_4(root: Path) -> RuleVerdict:
-    """Rule figure-4: after a change at round 4,885, S = 7.9 is better than the larger S."""
+    """Apply rule figure-4: after a change at round 4,885, S = 7.9 is better than each larger S."""
     parts = []
     for norm in (10, 12.6, 20):
         words, other = f"S = 7.9 against S = {norm:g}: ", f"then-S{norm:g}-seed"
@@ -330,7 +366,7 @@ def figure_4(root: Path) -> RuleVerdict:
 
 
 def figure_8_early(root: Path) -> RuleVerdict:
-    """Rule figure-8-early: S = 10 and S = 12.6 are nearly as good as the best S, and the sweep tells values of S apart."""
+    """Apply rule figure-8-early: S = 10 and S = 12.6 are nearly as good as the best S, and the worst S is worse."""
     rule, (at,) = "figure-8-early", RULES["figure-8-early"]["read_at"]
     names = {norm: f"trade-S{norm:g}-seed" for norm in TRADES}
     means = {norm: float(np.mean(accuracy(complete(name, at, root), at))) for norm, name in names.items()}
@@ -343,12 +379,12 @@ def figure_8_early(root: Path) -> RuleVerdict:
     better = max((10, 12.6), key=means.__getitem__)
     words = f"the worst, S = {worst:g}, against S = {better:g}: "
     is_apart, text = compare(rule, names[worst], names[better], root, most=-0.25, words=words)
-    # The rule has no outcome "did not hold" for a sweep whose values lie close together: it cannot tell.
+    # By the rule, a sweep whose values lie close together is "cannot tell", so False becomes None here.
     return joined(*parts, (is_apart or None, text))
 
 
 def figure_8_seeds(root: Path) -> RuleVerdict:
-    """Rule figure-8-seeds: three seeds of S = 20 are close together."""
+    """Apply rule figure-8-seeds: three seeds of S = 20 are close together."""
     rule = RULES["figure-8-seeds"]
     values = accuracy(complete("trade-S20-seed", rule["read_at"][0], root), rule["read_at"][0])
     if len(values) < rule["seeds"]:
@@ -366,7 +402,7 @@ JUDGES = {
     "table-2-cost": (table_2_cost, {name: 5000 for name in SEEDED.values() if name != "estimate-seed"}),
     "figure-7": (figure_7, {"S15-sigma0.012-C1250-seed": 3000, "S15-sigma0.012-seed": 3000}),
 }
-"""The function of each rule on reviews_81, and the runs that it needs with the round that they must have reached."""
+"""The function that applies each rule on reviews_81, and the round that each run that it needs must have reached."""
 LONG_JUDGES = {
     "figure-4": (figure_4, {f"then-S{norm:g}-seed": 6000 for norm in (7.9, 10, 12.6, 20)}),
     "figure-8-early": (figure_8_early, {f"trade-S{norm:g}-seed": 4885 for norm in TRADES}),
@@ -376,7 +412,7 @@ LONG_JUDGES = {
 
 
 def verdicts(root: Path = REVIEWS, long: Path = LONG) -> dict[str, RuleVerdict]:
-    """The verdict of every rule that the runs of `private_run.py` belong to.
+    """Return the verdict of every rule that is tested by the runs of `private_run.py` or without training.
 
     Args:
         root: Results on reviews_81.
@@ -392,7 +428,7 @@ def verdicts(root: Path = REVIEWS, long: Path = LONG) -> dict[str, RuleVerdict]:
 
 
 def accounting() -> dict[str, RuleVerdict]:
-    """The verdicts of the rules that need no training: Tables 1 and 2 by three accountants."""
+    """Return the verdicts of the rules that need no training: the epsilons of Tables 1 and 2 by three accountants."""
     cells = [cell for line in TABLE_1 for cell in line]
     equal = sum(cell.agrees(moments(cell)) for cell in cells)
     above = sum(by_accountant(cell, "rdp") > float(cell.digits) for cell in cells)
@@ -410,7 +446,7 @@ def accounting() -> dict[str, RuleVerdict]:
 
 
 def _hours() -> RuleVerdict:
-    """Rule expect-hours: the private run takes at most 15 minutes, all its sessions together."""
+    """Apply rule expect-hours: all sessions of the private run together take at most 15 minutes."""
     seen = sittings(REVIEWS / "private")
     rounds, seconds, done = RULES["expect-hours"]["rounds"], sum(one["seconds"] for one in seen), seen[-1]["to_round"]
     if done < rounds:

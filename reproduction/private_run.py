@@ -1,20 +1,20 @@
 """Train the private run, its baseline and the runs of Table 2 on reviews_81, as `rules.toml` registers them.
 
 The inputs are reviews_81.jsonl.zst and blogs_1600.jsonl.zst. The outputs are run folders under WORK/runs and small
-result files. Every command continues where an earlier call stopped.
+result files. `prepare`, `run` and `all` continue where an earlier call stopped.
 
     python -m reproduction.private_run prepare --data DATA --work WORK             both token stores (no GPU needed)
     python -m reproduction.private_run run choose-S --work WORK                    choose S on blogs
     python -m reproduction.private_run run private --work WORK --stop-after 580    a step of reproduction/schedule.toml
-    python -m reproduction.private_run all --work WORK --stop-after 1500           all steps in order, until the time is over
-    python -m reproduction.batch A --work WORK --bundle OUT/a.tar.gz --stop-after 1500     a batch of it, several at once
+    python -m reproduction.private_run all --work WORK --stop-after 1500           all steps in order, with a time limit
+    python -m reproduction.batch A --work WORK --bundle OUT/a.tar.gz --stop-after 1500     a batch of schedule.toml
     python -m reproduction.private_run measure WORK/runs/private                   hits of each held-out user
     python -m reproduction.private_run digest WORK/reviews_81                      SHA-256 of the content of a store
     python -m reproduction.private_run counted WORK/reviews_81 --out counted.json  unigram and bigram, without privacy
-    python -m reproduction.private_run collect --work WORK --out OUT               result files: figures only, no text
-    python -m reproduction.private_run collect --work WORK --bundle OUT/a.tar.gz   the same in a few files, with the state
-    python -m reproduction.private_run restore OUT/a.tar.gz* --work WORK           go on with them on another machine
-    python -m reproduction.private_run unpack OUT/a.tar.gz* --out reproduction/results/reviews_81
+    python -m reproduction.private_run collect --work WORK --out OUT               copy result files (numbers, no text)
+    python -m reproduction.private_run collect --work WORK --bundle OUT/a.tar.gz   pack results and the state of runs
+    python -m reproduction.private_run restore OUT/a.tar.gz* --work WORK           continue the runs on another machine
+    python -m reproduction.private_run unpack OUT/a.tar.gz* --out reproduction/results/reviews_81    extract a bundle
 
 Paper: the private run corresponds to the first row of Table 2 (z = 1, 5,000 users per round, 5,000 rounds), which the
 paper estimated with 100 users per round. `private_results.py` applies the registered rules to the results.
@@ -42,27 +42,27 @@ from unheard.run_folder import RunFolder
 from unheard.storage import replace_file
 
 WORDS = 64
-"""Words in one segment of blogs_64: as many as reviews_81 keeps of a reviewer."""
+"""Number of words in one segment of blogs_64, equal to the largest number of words per user in reviews_81."""
 CANDIDATES = (2, 4, 8, 12, 16)
-"""Values of S to choose from (rule private-S)."""
+"""Values of S among which the rule private-S chooses."""
 POPULATIONS = {"reviews_81": 750_947, "blogs_64": 260_000, "reviews_1600_200k": 191_709}
 """Declared population of each corpus."""
 PREPARE = ["--user-field", "user", "--text-field", "text", "--time-field", "time"]
-"""Registered options of `unheard prepare`."""
+"""Registered options of `unheard prepare` that are the same for all corpora."""
 CUT = {
     "reviews_81": ["--tokens-per-user", "81", "--min-tokens", "21", "--held-out", "0.005"],
     "blogs_64": ["--tokens-per-user", "81", "--min-tokens", "21", "--held-out", "0.01"],
     "reviews_1600_200k": ["--tokens-per-user", "1600", "--min-tokens", "21", "--held-out", "0.02"],
 }
-"""Registered options of `unheard prepare` by corpus."""
+"""Registered options of `unheard prepare` that depend on the corpus."""
 STEPS = ("choose-S", "private", "baseline-C5000", "table-2", "C1250")
-"""Steps of `all` in their order."""
+"""Steps that the command `all` runs, in this order."""
 MORE_STEPS = ("z1-C1667", "baseline-C1667", "z1-C1250", "baseline-C1250", "trade-offs", "trade-offs-adjusted")
-"""Further steps, which batches of schedule.toml name."""
+"""Further steps on reviews_81, which the batches of schedule.toml use."""
 LONG_STEPS = ("long-table-2", "long-C1250", "long-trade-offs", "long-trade-offs-adjusted")
-"""The same steps on reviews_1600_200k, with several local steps, in a work folder of their own."""
+"""Steps on reviews_1600_200k, whose users have text for several local steps. They need a separate work folder."""
 Z1 = {1667: 10, 1250: 15}
-"""S of the private runs with fewer users per round, as in Table 2."""
+"""S of the other private runs with z = 1, by their users per round, as in Table 2."""
 
 
 # ------------------------------------------------------------------------------------------------------------------- stores
@@ -71,7 +71,15 @@ Z1 = {1667: 10, 1250: 15}
 def segments(source: Path, target: Path, words: int = WORDS) -> int:
     """Cut the text of each user into consecutive segments of `words` words, each of which becomes a user.
 
-    Returns the number of segments.
+    The rest of a user's text that does not fill a segment is left out.
+
+    Args:
+        source: File of JSON lines with `user`, `time` and `text`.
+        target: File of JSON lines to write.
+        words: Number of words in a segment.
+
+    Returns:
+        The number of segments.
     """
     import duckdb
 
@@ -92,12 +100,12 @@ def segments(source: Path, target: Path, words: int = WORDS) -> int:
 
 
 def prepare(data: Path, work: Path, corpora: Sequence[str]) -> None:
-    """Prepare token stores with the registered options, unless they exist.
+    """Prepare token stores with the registered options. Stores that exist are kept.
 
     Args:
-        data: Folder of the corpora.
+        data: Folder of the corpora, as `build_corpora.py` writes them.
         work: Folder for the stores.
-        corpora: Names of corpora, of `POPULATIONS`.
+        corpora: Keys of `POPULATIONS`.
     """
     work.mkdir(parents=True, exist_ok=True)
     for name in (name for name in corpora if not (work / name).exists()):
@@ -111,7 +119,7 @@ def prepare(data: Path, work: Path, corpora: Sequence[str]) -> None:
 
 
 def _file_of(data: Path, name: str) -> Path:
-    """The file of a corpus, compressed or not. Exits with a message if there is none."""
+    """Return the file of a corpus, compressed or not. Raise `SystemExit` if there is none."""
     for suffix in (".zst", ".gz", ""):
         if (file := data / f"{name}.jsonl{suffix}").exists():
             return file
@@ -122,13 +130,13 @@ def _file_of(data: Path, name: str) -> Path:
 
 
 def run_tables(run: PaperRun, work: Path, corpus: str, *, seed: int | None, scale: float = 1.0) -> dict[str, Any]:
-    """Return the tables of a run file.
+    """Return the tables of a run file for one run.
 
     Args:
-        run: The run, relative to the common configuration.
+        run: The run, as changes to the common configuration.
         work: Folder with the stores and the run folders.
         corpus: Name of the corpus.
-        seed: Seed of the run and of the run that it starts from. None for noise from a secure generator.
+        seed: Seed of the run and of the run that it starts from; None for noise from a secure generator.
         scale: Factor on rounds and users; below 1 for tests only.
     """
     from unheard.training.run import set_key
@@ -152,7 +160,14 @@ def run_tables(run: PaperRun, work: Path, corpus: str, *, seed: int | None, scal
 
 
 def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -> dict[str, dict[str, Any]]:
-    """Return the tables of each run of a step by its name; `scale` is a factor on rounds and users, for tests only."""
+    """Return the run file of each run of a step, as tables, by the name of the run.
+
+    Args:
+        step: One of `STEPS`, `MORE_STEPS` or `LONG_STEPS`.
+        work: Folder with the stores, the run folders and the chosen S.
+        repetition: Number of the repetition, from 1.
+        scale: Factor on rounds and users; below 1 for tests only.
+    """
     is_long = step in LONG_STEPS
     corpus = "reviews_1600_200k" if is_long else "blogs_64" if step == "choose-S" else "reviews_81"
     runs = named_runs(step, work, repetition)
@@ -160,15 +175,19 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
 
 
 def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[PaperRun, int | None]]:
-    """Return the runs of one step, which are built from those of the recipes.
+    """Return the runs of one step. Most of them are runs of the recipes under another name.
 
     Args:
         step: One of `STEPS`, `MORE_STEPS` or `LONG_STEPS`.
         work: Folder with the chosen S.
-        repetition: Number of the repetition, which is part of the name or the seed.
+        repetition: Number of the repetition, which becomes part of the name of a private run or the seed of a baseline.
+            Steps with several seeds ignore it.
 
     Returns:
-        Each run and its seed by its name. The seed is None if the noise is from a secure generator.
+        Each run and its seed, by its name. The seed is None if the noise comes from a secure generator.
+
+    Raises:
+        SystemExit: There is no such step, or it needs an S that is not chosen yet.
     """
     kind, _, size = step.removeprefix("long-").rpartition("-C")  # z1-C1250: kind z1 with 1,250 users per round
     suffix = "" if repetition == 1 else f"-repetition{repetition}"
@@ -201,13 +220,13 @@ def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[Pa
 
 
 def _private(users: int, norm: float) -> PaperRun:
-    """A run with z = 1."""
+    """Return a run of 5,000 rounds with noise multiplier 1."""
     changes = (f"sampling.users_per_round={users}", f"clip.norm={norm:g}", "noise.noise_multiplier=1.0")
     return PaperRun(name=f"z1-C{users}", changes=changes, rounds=5000)
 
 
 def chosen_norm(work: Path) -> float:
-    """S by rule private-S. Exits with a message if it is not chosen yet."""
+    """Return the S that rule private-S chose. Raise `SystemExit` if it is not chosen yet."""
     file = work / "chosen_S.json"
     if not file.exists():
         raise SystemExit("S is not chosen yet: run the step choose-S first.")
@@ -215,9 +234,10 @@ def chosen_norm(work: Path) -> float:
 
 
 def choose_norm(work: Path) -> dict[str, Any]:
-    """Apply rule private-S: the S with the highest accuracy; of two equal ones the smaller.
+    """Apply rule private-S: choose the S with the highest accuracy, and the smaller one if two are equal.
 
-    The choice is stored in `chosen_S.json`.
+    Write the choice to `chosen_S.json`, and return the content of this file: `S`, the `round` at which the candidates
+    were compared, and the `accuracy_top1` of each.
     """
     curves = {norm: smoothed(read_metrics(work / "runs" / f"S{norm}")) for norm in CANDIDATES}
     at = min(max(curve) for curve in curves.values())
@@ -229,12 +249,12 @@ def choose_norm(work: Path) -> dict[str, Any]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The evaluations of a run in order. If a round was evaluated twice, the later evaluation counts."""
+    """Return the evaluations of a run in order. If a round was evaluated twice, the later evaluation counts."""
     return RunFolder(folder).read_metrics()
 
 
 def smoothed(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
-    """Accuracy by round as the rules define it: the mean of an evaluation and the four before it."""
+    """Return the accuracy by round as the rules define it: the mean of an evaluation and the four before it."""
     values = formatting.smoothed([row["accuracy_top1"] for row in rows])
     return {row["round"]: value for row, value in zip(rows, values, strict=True)}
 
@@ -249,19 +269,22 @@ def run_step(
     repetition: int,
     only: Sequence[str] = ("*",),
 ) -> bool:
-    """Train the runs of one step side by side, or continue them.
+    """Train the runs of one step side by side, or continue them. Complete runs are measured and then skipped.
 
     Args:
-        step: One of `STEPS`.
+        step: One of `STEPS`, `MORE_STEPS` or `LONG_STEPS`.
         work: Folder of stores, ledgers and run folders.
         device: Device of the engine: `cuda` or `cpu`.
-        stop_after: Seconds after which the runs stop; None means when they are complete.
+        stop_after: Seconds after which the runs stop; None to train until they are complete.
         scale: Factor on rounds and users; below 1 for tests only.
         repetition: Number of the repetition.
-        only: Patterns of names; other runs of the step are left for a later call.
+        only: Shell patterns; runs whose names match none of them are left for a later call.
 
     Returns:
-        Whether these runs of the step are complete. They are then also measured.
+        Whether the selected runs are complete and measured.
+
+    Raises:
+        SystemExit: The commit of the code is unknown, or files were changed since the commit.
     """
     from reproduction.measures import facts, measure
     from unheard import EngineChoice
@@ -269,9 +292,9 @@ def run_step(
     from unheard.training.run import run_from_tables
 
     began = time.monotonic()
-    origin = facts(device)  # fails here, not after the training, if the commit is unknown
+    origin = facts(device)  # called here so that an unknown commit fails before the training, not after it
     if scale == 1 and origin["commit"].endswith("-dirty"):
-        raise SystemExit("Runs are made from a clean commit (reproduction/rules.md): commit or remove the changes.")
+        raise SystemExit("Runs need a clean commit (reproduction/rules.md): commit or remove the changes.")
     wanted = {
         name: tables
         for name, tables in runs_of(step, work, repetition=repetition, scale=scale).items()
@@ -287,8 +310,8 @@ def run_step(
     (work / "ledgers").mkdir(parents=True, exist_ok=True)
     runs = []
     for name, tables in wanted.items():
-        # Each run has a ledger of its population of its own: the runs are experiments on one public corpus, and each
-        # statement is about one run.
+        # Each run has its own population ledger, although all runs have the same users: the corpus is public, and the
+        # statement of a run is about this run alone.
         privacy = tables["privacy"] | {"ledger": str(work / "ledgers" / f"{name}.jsonl")}
         runs.append((run_from_tables(tables | {"privacy": privacy})[0], folders[name]))
     users = sum(tables["sampling"]["users_per_round"] for tables in wanted.values())
@@ -296,7 +319,7 @@ def run_step(
     with closing(train_together(runs, engine=choice, allow_no_privacy=True)) as reports:
         for number, report in reports:
             sitting.add(list(wanted)[number], report)
-            # All runs have completed their round when the first report of a turn comes.
+            # `train_together` reports a round only after all runs have completed it, so stopping here loses no work.
             if stop_after is not None and time.monotonic() - began >= stop_after:
                 break
     sitting.write()
@@ -310,16 +333,17 @@ def run_step(
 
 
 class Sitting:
-    """What one process did on the runs of a step: rounds, seconds, users per second, and when each run was evaluated.
+    """The record of one process that trained the runs of a step ("sitting" = session).
 
-    It is written every ten seconds at evaluations, so that the record of a process that is killed is not lost.
+    The record has the rounds, the seconds, the users per second, and when each run was evaluated. It is written at an
+    evaluation if ten seconds have passed since the last write, so that little of it is lost if the process is killed.
 
     Args:
         step: The name of the step.
         began: When the process began, by `time.monotonic`.
         users: Users per round of all runs together.
         folders: The run folders, by the names of the runs.
-        origin: Commit, device, version of torch, date.
+        origin: Commit, device, version of torch and date, which each record repeats.
     """
 
     def __init__(self, step: str, began: float, users: int, folders: dict[str, Path], origin: dict[str, Any]) -> None:
@@ -331,7 +355,12 @@ class Sitting:
         self._before: dict[str, str] | None = None
 
     def add(self, name: str, report: Any) -> None:
-        """Take a report of a run into the record, and print its evaluation."""
+        """Add the report of one round of a run to the record, and print its evaluation if it has one.
+
+        Args:
+            name: The name of the run.
+            report: The report that `train_together` yields.
+        """
         self.last = report.round
         if self.first is None:
             self.first = report.round - 1
@@ -343,7 +372,7 @@ class Sitting:
                 self.write()
 
     def write(self) -> None:
-        """Write the record after those of earlier processes, in `sittings.jsonl` of each run."""
+        """Write the record to `sittings.jsonl` of each run, after the records of earlier processes."""
         if self.first is None:
             return
         files = {name: folder / "sittings.jsonl" for name, folder in self.folders.items()}
@@ -368,7 +397,12 @@ class Sitting:
 
 
 def is_measured(folder: Path, rounds: int) -> bool:
-    """Whether a run has all its rounds and its last model was measured."""
+    """Whether a run has completed its rounds and its last model was measured.
+
+    Args:
+        folder: The run folder.
+        rounds: The number of rounds of the complete run.
+    """
     has_files = (folder / "facts.json").exists() and (folder / "metrics.jsonl").exists()
     return has_files and read_metrics(folder)[-1]["round"] >= rounds
 
@@ -377,7 +411,7 @@ def is_measured(folder: Path, rounds: int) -> bool:
 
 
 def main() -> None:
-    """The command line of this module."""
+    """Run the command line of this module."""
     a_path: dict[str, Any] = {"type": Path}
     path = a_path | {"required": True}
     options: dict[str, dict[str, Any]] = {
@@ -390,10 +424,10 @@ def main() -> None:
         "--work": path,
         "--out": path,
         "--corpus": {"nargs": "+", "choices": tuple(POPULATIONS), "default": ["blogs_64", "reviews_81"]},
-        "--only": {"nargs": "+", "default": ["*"], "help": "names of runs, such as '*-seed1'"},
+        "--only": {"nargs": "+", "default": ["*"], "help": "patterns of names of runs, such as '*-seed1'"},
         "--device": {"default": "cuda"},
-        "--stop-after": {"type": float, "help": "seconds"},
-        "--stop-at": {"type": float, "help": "the same as a time, in seconds since 1970"},
+        "--stop-after": {"type": float, "help": "seconds after which the runs stop and are saved"},
+        "--stop-at": {"type": float, "help": "time at which the runs stop, in seconds since 1970"},
         "--repetition": {"type": int, "default": 1},
         "--scale": {"type": float, "default": 1.0, "help": "shrinks rounds and users; for tests only"},
     }
@@ -421,22 +455,22 @@ def main() -> None:
             command.add_argument(option, **options[option])
         if name == "collect":
             either = command.add_mutually_exclusive_group(required=True)
-            either.add_argument("--out", type=Path, help="result files are copied to this folder")
-            bundled = "result files and the state go into FILE.tar.gz, in parts of 15 MiB"
+            either.add_argument("--out", type=Path, help="folder to which the result files are copied")
+            bundled = "FILE.tar.gz for result files and the state of runs, in parts of 15 MiB"
             either.add_argument("--bundle", type=Path, help=bundled)
     arguments = parser.parse_args()
     arguments.work_on(arguments)
 
 
 def _measures() -> ModuleType:
-    """The module `measures`, which takes seconds to import."""
+    """Return the module `measures`. It takes seconds to import, so only the commands that need it do."""
     from reproduction import measures
 
     return measures
 
 
 def _collect(arguments: argparse.Namespace) -> None:
-    """Write the results to where the options say."""
+    """Copy the results to the folder `--out`, or pack them into the bundle `--bundle`."""
     work = arguments.work.resolve()
     if arguments.bundle is None:
         collect(work, arguments.out)
@@ -446,7 +480,7 @@ def _collect(arguments: argparse.Namespace) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    """Run the given steps, or all of them, within the time limit."""
+    """Run the given steps, or all of `STEPS`, until the time limit is reached."""
     until = arguments.stop_at if arguments.stop_after is None else time.time() + arguments.stop_after
     for step in getattr(arguments, "steps", STEPS):
         left = None if until is None else until - time.time()

@@ -1,9 +1,9 @@
-"""Tables of the runs of `private_run.py`, from the files under reproduction/results.
+"""Build the tables of the runs of `private_run.py` from the files under reproduction/results.
 
-`private_report.py` puts them into the report and onto the page. A cell without a run says so.
+`private_report.py` shows these tables in the report and on the page. The cell of a run without results says so.
 
-    cohorts_table()            the private runs at z = 1 by users per round, with their costs
-    table_2(), figure_7_table(), trade_offs_tables()
+    cohorts_table()                                     # private runs with z = 1 by users per round, with their costs
+    table_2(), figure_7_table(), trade_offs_tables()    # tables and figures of the paper
 """
 
 from collections import Counter
@@ -34,29 +34,35 @@ from reproduction.recipes import TRADES, TRADES_PER_LAYER
 from unheard.report.tables import Table
 
 POPULATION = private_run.POPULATIONS["reviews_81"]
+"""Declared population of reviews_81."""
 INTERRUPTED = REVIEWS / "interrupted"
+"""Results of first attempts that were interrupted, and whose models were lost."""
 ROUNDS = 5000
-"""Rounds of Table 2 and of the private runs."""
+"""Number of rounds of Table 2 and of the private runs."""
 FIGURE_7 = {"100 users per round": "S15-sigma0.012-seed", "1,250 users per round": "S15-sigma0.012-C1250-seed"}
-"""The runs of Figure 7 by label."""
+"""The runs of Figure 7: the prefix of their folders by label."""
 WAYS = {
     "AccuracyTop1": (USERS, ("targets", "hits")),
     "without sentence ends": (USERS, ("words", "word_hits")),
     "also without punctuation": (USERS, ("plain", "plain_hits")),
     "random posts": (POSTS, ("targets", "hits")),
 }
-"""Ways of counting that are reported beside AccuracyTop1: the file with the counts, the names of targets and hits."""
+"""Ways to count accuracy: by the title of the column, the file with the counts and the names of targets and hits."""
 
 
 def all_tables(root: Path = REVIEWS) -> list[Table]:
-    """All tables by rounds or users per round, on reviews_81 and on reviews_1600_200k; those without runs are left out."""
+    """Return the tables of results on reviews_81 and on reviews_1600_200k. Tables that have no runs are left out.
+
+    Args:
+        root: Folder of the results on reviews_81.
+    """
     long = [table_2(LONG)] if folders_of("baseline-seed", LONG) else []
     reviews = [cohorts_table(root), repetitions_table(root), table_2(root), figure_7_table(root)]
     return [*reviews, *trade_offs_tables(root), *long, *trade_offs_tables(LONG)]
 
 
 def state_table(root: Path = REVIEWS) -> Table:
-    """What was run: for each step the rounds that its runs reached, their seconds, device and commit."""
+    """Return a table of what was run: for each step the state of its runs, minutes, users per second, date, commits."""
     rows = []
     homes = dict.fromkeys(("private", *private_run.STEPS, *private_run.MORE_STEPS), root) | {"choose-S": BLOGS}
     homes |= dict.fromkeys(private_run.LONG_STEPS, LONG)
@@ -88,7 +94,7 @@ def state_table(root: Path = REVIEWS) -> Table:
 
 
 def cohorts_table(root: Path = REVIEWS) -> Table:
-    """The private runs at z = 1 by users per round, with their baselines and the rows of Table 2 in the paper."""
+    """Return a table of the private runs with z = 1 by users per round, with baselines and the paper's Table 2."""
     printed = {row.users_per_round: row for row in TABLE_2[1:4]}
     rows = []
     for users, clip in ((5000, 8), *private_run.Z1.items()):
@@ -112,7 +118,7 @@ def cohorts_table(root: Path = REVIEWS) -> Table:
 
 
 def repetitions_table(root: Path = REVIEWS) -> Table:
-    """Each repetition of the private runs and of their baselines."""
+    """Return a table with one row per repetition of the private runs and of their baselines."""
     rows, names = [], [name for users in (5000, *private_run.Z1) for name in _z1_runs(users)]
     for folder in (folder for name in names for folder in folders_of(name, root)):
         is_measured = (folder / USERS).exists()
@@ -138,17 +144,19 @@ def repetitions_table(root: Path = REVIEWS) -> Table:
 
 
 def _z1_runs(users: int) -> tuple[str, str]:
-    """The names of the private run with z = 1 and of its baseline."""
+    """Return the names of the private run with z = 1 and of its baseline, for a number of users per round."""
     return "private" if users == 5000 else f"z1-C{users}", f"baseline-C{users}-seed"
 
 
 def _epsilons(folders: Sequence[Path]) -> str:
-    """The largest epsilon of some private runs by two accountants; empty if there are none."""
+    """Return the largest epsilon of some private runs, by PLD and by RDP, as text; empty if there are none."""
     return " / ".join(f"{spent(folders, POPULATION**-1.1, by):.2f}" for by in ("pld", "rdp")) if folders else ""
 
 
 def trade_offs_tables(root: Path = REVIEWS) -> list[Table]:
-    """Figures 4 and 8: noise traded against clipping, and changed after 4,885 rounds; those without runs are left out.
+    """Return tables of Figure 8 (noise traded against clipping) and Figure 4 (both changed after 4,885 rounds).
+
+    Tables without runs are left out.
 
     Args:
         root: Folder of the results, which has the name of the corpus.
@@ -175,13 +183,13 @@ def trade_offs_tables(root: Path = REVIEWS) -> list[Table]:
 
 
 def table_2(root: Path = REVIEWS) -> Table:
-    """Table 2 with 100 users per round: the paper's accuracies and ours.
+    """Return Table 2 with 100 users per round: the paper's accuracies next to ours.
 
     Args:
         root: Folder of the results, which has the name of the corpus.
     """
     printed = {row.noise_std: row.accuracy for row in TABLE_2}
-    sigmas = dict(zip(SEEDED.values(), printed, strict=False))  # in the same order; the estimate is not in the paper
+    sigmas = dict(zip(SEEDED.values(), printed, strict=False))  # both in the order of Table 2
     q, rows = 100 / private_run.POPULATIONS.get(root.name, POPULATION), []
     for label, name in SEEDED.items():
         if name == "estimate-seed" and root == LONG:
@@ -204,12 +212,12 @@ def table_2(root: Path = REVIEWS) -> Table:
 
 
 def _on(root: Path) -> str:
-    """The end of a title: the corpus, if it is not reviews_81."""
+    """Return the end of a title: ` on reviews_1600_200k`, or nothing for reviews_81."""
     return f" on {root.name}" if root == LONG else ""
 
 
 def figure_7_table(root: Path = REVIEWS) -> Table:
-    """Figure 7: 100 and 1,250 users per round with the same noise, by round."""
+    """Return a table of Figure 7: accuracy by round with 100 and 1,250 users per round and the same noise."""
     rows, marks = [], (500, 1000, 2000, 3000)
     for (label, name), users in zip(FIGURE_7.items(), (100, 1250), strict=True):
         q, folders = users / POPULATION, folders_of(name, root)
@@ -219,17 +227,17 @@ def figure_7_table(root: Path = REVIEWS) -> Table:
 
 
 def last_round(folder: Path) -> int:
-    """The round of the last evaluation of a run."""
+    """Return the round of the last evaluation of a run."""
     return private_run.read_metrics(folder)[-1]["round"]
 
 
 def minutes(records: Sequence[dict[str, Any]]) -> float:
-    """The minutes of all sessions of a run."""
+    """Return the total time of all sessions of a run in minutes (`private_results.sittings`)."""
     return sum(one["seconds"] for one in records) / 60
 
 
 def _mean_cell(folders: Sequence[Path], at: int) -> str:
-    """Mean accuracy of the repetitions at a round, with their standard deviation, or why there is none."""
+    """Return the mean accuracy of the repetitions at a round with their standard deviation, or why there is none."""
     if not folders:
         return NOT_RUN
     mean = _mean(folders, at)
@@ -237,14 +245,14 @@ def _mean_cell(folders: Sequence[Path], at: int) -> str:
 
 
 def _mean(folders: Sequence[Path], at: int) -> str:
-    """Mean accuracy of the repetitions at a round, with their standard deviation; empty if none was evaluated there."""
+    """Return the mean accuracy of the repetitions at a round with their standard deviation; empty if there is none."""
     values = accuracy(folders, at)
     spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
     return f"{np.mean(values):.2f}{spread}" if values else ""
 
 
 def accuracy_table(kept: dict[str, Path]) -> Table:
-    """The accuracies of the last models by each way of counting, and their difference with its 95 % interval.
+    """Return a table of the accuracies of the last models by each of `WAYS`, and the difference with a 95 % interval.
 
     Args:
         kept: Run folders by label, the private run first and its baseline second.
@@ -261,13 +269,19 @@ def accuracy_table(kept: dict[str, Path]) -> Table:
 
 
 def _accuracy_cell(folder: Path, way: str) -> str:
-    """The accuracy of a model by one way of counting."""
+    """Return the accuracy of a model, in percent as text, by one of `WAYS`."""
     file_name, kind = WAYS[way]
     return share(load(folder, file_name), kind) if (folder / file_name).exists() else "not measured"
 
 
 def difference_cell(first: Path, second: Path, way: str) -> str:
-    """The accuracy of the first model minus that of the second, with its interval."""
+    """Return the accuracy of the first model minus that of the second, in points, with its 95 % interval, as text.
+
+    Args:
+        first: Run folder of the first model.
+        second: Run folder of the second model.
+        way: One of `WAYS`.
+    """
     file_name, kind = WAYS[way]
     if any(not (folder / file_name).exists() for folder in (first, second)):
         return "not measured"
@@ -278,12 +292,17 @@ def difference_cell(first: Path, second: Path, way: str) -> str:
 
 
 def share(counts: dict[str, np.ndarray], kind: tuple[str, str] = ("targets", "hits")) -> str:
-    """A share of counted words in percent."""
+    """Return an accuracy over all users (or posts) in percent, as text.
+
+    Args:
+        counts: Counts per user or post (`bootstrap.load`).
+        kind: Names of the counts of targets and of hits.
+    """
     return f"{100 * counts[kind[1]].sum() / counts[kind[0]].sum():.2f} %"
 
 
 def rounds_of_private(root: Path = REVIEWS) -> Table:
-    """Accuracy and epsilon of the private run by round."""
+    """Return a table of the accuracy and epsilon of the private run by round."""
     evaluations = private_run.read_metrics(root / "private")
     curve = private_run.smoothed(evaluations)
     rows = [
@@ -296,8 +315,11 @@ def rounds_of_private(root: Path = REVIEWS) -> Table:
 
 
 def interrupted_tables() -> tuple[Table, Table]:
-    """The runs that were lost, beside the complete ones. Their models were not kept, so there are no intervals."""
-    # Of runs that have several repetitions by now, the first stands beside the interrupted ones.
+    """Return two tables that compare the interrupted runs with the complete ones: accuracies, and their differences.
+
+    The models of the interrupted runs were not kept, so the differences have no intervals.
+    """
+    # The interrupted attempts have one repetition, so only the first repetition of the complete runs is compared.
     named = {
         "private": folders_of("private")[:1],
         "baseline, C = 5,000": folders_of("baseline-C5000-seed")[:1],

@@ -1,14 +1,14 @@
-"""Recipes as data: which runs a table or figure of the paper needs, and at which scale they are run.
+"""Define recipes as data: which runs a table or figure of the paper needs, and at which scale they are run.
 
-A `Recipe` names the runs behind one table or figure. A `PaperRun` is the common configuration of the paper
-(`common_tables`) and a list of changes in the form `table.key=value`, as on the command line. Runs have unique
-names; recipes that need the same run share it.
+A `Recipe` lists the runs that one table or figure needs. A `PaperRun` is a list of changes to the common configuration
+of the paper (`common_tables`), each in the form `table.key=value`, as on the command line. Runs have unique names;
+recipes that need the same run share it.
 
     run = PaperRun(name="flat-S15", changes=("clip.norm=15", "noise.kind=none"), rounds=3000)
     SMOKE.rounds(run), SMOKE.users(run)     # (2, 2): a small version of the same run
 
-A `Scale` says how large the runs are: `full` as in the paper, `smoke` for a test of everything in about a minute.
-This module has no dependency on torch.
+A `Scale` says how large the runs are: `full` as in the paper, `smoke` for a test of all recipes in about a minute.
+This module does not import torch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,15 +20,16 @@ from unheard.config import nearest
 from unheard.errors import InvalidValue
 
 CORPORA = ("main", "20k", "30k", "characters", "other", "synthetic")
-"""Roles of token stores: the corpus itself; the same text with larger dictionaries or as characters; another corpus with
-the dictionary of the main one; a synthetic corpus with the size of the paper's."""
+"""Roles of token stores. `main` is the corpus itself. `20k`, `30k` and `characters` are the same text with larger
+dictionaries or with characters as tokens. `other` is another corpus with the dictionary of the main one. `synthetic` is
+a generated corpus of the size of the paper's."""
 
 
 def common_tables(store: Path, population: int, *, vocabulary_size: int) -> dict[str, Any]:
     """Return the tables of a run file that all runs share. Each run adds S, sigma, rounds and evaluations.
 
-    Paper: Section 3 and Appendix "Experiment details": learning rate 6, batch size 8, unroll 10, one epoch, 100 users per
-    round by Poisson sampling, the fixed denominator, one common initialisation.
+    The values are those of Section 3 and Appendix "Experiment details" of the paper: learning rate 6, batch size 8,
+    unroll 10, one epoch, 100 users per round by Poisson sampling, the fixed denominator, one common initialisation.
 
     Args:
         store: The token store.
@@ -52,20 +53,21 @@ def common_tables(store: Path, population: int, *, vocabulary_size: int) -> dict
 
 @dataclass(frozen=True, kw_only=True)
 class PaperRun:
-    """One training run, described relative to the common configuration."""
+    """One training run, as changes to the common configuration."""
 
     name: str
-    """Unique, readable and valid as a file name: `flat-S15-sigma0.003`."""
+    """Unique name that is also a valid file name, such as `flat-S15-sigma0.003`."""
     changes: tuple[str, ...] = ()
-    """Differences from the common configuration: `clip.norm=15`."""
+    """Changes to the common configuration, such as `clip.norm=15`. Later changes overwrite earlier ones."""
     rounds: int
     """Number of rounds in the figure of the paper. A run may stop earlier; the exhibit then says so."""
     seed: int = 1
     corpus: str = "main"
+    """Role of the corpus: one of `CORPORA`."""
     after: str | None = None
-    """Name of the run whose last model this run starts from. None: the common initialisation."""
+    """Name of the run whose last model this run starts from; None for the common initialisation."""
     is_after_public: bool = False
-    """Whether the initial model was trained on other users, so that it costs no privacy here."""
+    """Whether the run that it starts from had other users, so that its model costs the users of this run no privacy."""
 
     @property
     def users(self) -> int:
@@ -74,46 +76,46 @@ class PaperRun:
         return int(given[-1].partition("=")[2]) if given else 100
 
     def with_seed(self, seed: int) -> "PaperRun":
-        """The same run with another seed, which is part of its name."""
+        """Return the run with another seed. The seed becomes part of the name, unless it is the run's own."""
         return self if seed == self.seed else replace(self, name=f"{self.name}-seed{seed}", seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A table or figure: the runs that fill it, and the conclusion of the paper that the exhibit checks."""
+    """A table, figure or statement of the paper: the runs that it needs, and the conclusion that they test."""
 
     name: str
     title: str
     location: str
-    """Where it is in the paper: `Figure 1`, `Table 2`, `Section 3`."""
+    """Where it is in the paper: `Figure 1`, `Table 2`, `Section 3`; or a text that begins with `Not in the paper`."""
     runs: tuple[PaperRun, ...] = ()
     claim: str
     """The conclusion of the paper in our words, or our expectation if the paper has none."""
     rule: str
     """The rule that decides whether the claim held, in words."""
     limits: dict[str, float] = field(default_factory=dict)
-    """The limits of the rule that no other recipe has, by name."""
+    """Numbers that only the rule of this recipe uses, by name."""
     rank: int
-    """Priority if time is short: 1 is run before 2."""
+    """Priority if time is short: recipes of rank 1 are run before those of rank 2."""
 
     @property
     def is_of_the_paper(self) -> bool:
-        """Whether the claim is a conclusion of the paper; otherwise it is an expectation of our own."""
+        """Whether the claim is a conclusion of the paper; otherwise it is our own expectation."""
         return not self.location.startswith("Not in the paper")
 
     def summary(self) -> dict[str, Any]:
-        """What it is and which runs it needs, as values that JSON can hold."""
+        """Return name, location, title, claim and names of the runs, as values that `json.dumps` accepts."""
         what = {"name": self.name, "place": self.location, "title": self.title, "claim": self.claim}
         return what | {"runs": [run.name for run in self.runs]}
 
     @property
     def claimed_by(self) -> str:
-        """Label for the source of the claim."""
+        """The label that a page shows in front of the claim: whose claim it is."""
         return "The paper" if self.is_of_the_paper else "Expected"
 
 
 def distinct(recipes: Iterable[Recipe]) -> list[PaperRun]:
-    """Every run of some recipes once.
+    """Return every run of some recipes once.
 
     Args:
         recipes: Recipes, which may share runs.
@@ -143,24 +145,29 @@ def distinct(recipes: Iterable[Recipe]) -> list[PaperRun]:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Sizes that all runs share: how often they are evaluated, how many rounds and users they have."""
+    """Sizes that all runs share: how often they are evaluated, and limits on their rounds and users."""
 
     name: str
     evaluate_every: int = 100
-    """Rounds between evaluations, as registered; 20 where a rule is read at round 500 or before (`--set
+    """Rounds between evaluations, as registered. A rule that compares runs at round 500 or earlier needs 20 (`--set
     evaluation.every=20`)."""
     held_out_tokens: int = 10_000_000
-    """Size of the evaluation set in tokens: all held-out users. The test set of the paper had 75,122, and so did the
-    runs before the rules were registered."""
+    """Largest number of held-out tokens in an evaluation. The default is larger than any of our corpora, so that all
+    held-out users count. The test set of the paper had 75,122 tokens, as did our runs before the rules were registered.
+    """
     checkpoint_every: int = 200
+    """Rounds between checkpoints."""
     most_rounds: int | None = None
+    """Largest number of rounds of a run; None for no limit."""
     users_divided_by: int = 1
+    """Divisor of the users per round; 1 keeps the users per round of each run."""
     users_from_to: tuple[int, int] = (1, 2**40)
+    """Smallest and largest number of users per round after the division."""
     changes: tuple[str, ...] = ()
-    """Further changes to every run."""
+    """Changes to every run, as `table.key=value`, applied after the run's own changes."""
 
     def changed(self, changes: Sequence[str]) -> "Scale":
-        """This scale with further changes to every run."""
+        """Return this scale with further changes to every run."""
         return replace(self, changes=(*self.changes, *changes))
 
     def rounds(self, run: PaperRun, cap: int | None = None) -> int:
@@ -168,16 +175,17 @@ class Scale:
 
         Args:
             run: The run.
-            cap: A limit that the user sets; None for no limit.
+            cap: A limit from the command line or a schedule; None for no limit.
         """
         return min(limit for limit in (run.rounds, self.most_rounds, cap) if limit is not None)
 
     def users(self, run: PaperRun, population: int | None = None) -> int:
-        """Return the users per round of a run. The smoke scale takes no more than a small corpus has.
+        """Return the users per round of a run at this scale.
 
         Args:
             run: The run.
-            population: The declared population of the corpus; None if it is not known yet.
+            population: The population of the corpus, which limits the users per round if the scale divides them; None
+                if it is not known yet.
         """
         if self.users_divided_by == 1:
             return run.users
@@ -185,7 +193,7 @@ class Scale:
         return max(1, min(max(run.users // self.users_divided_by, least), most, population or most))
 
     def updates(self, run: PaperRun, rounds: int) -> int:
-        """Return the user updates of some rounds of a run: the unit in which time is estimated.
+        """Return the number of user updates in some rounds of a run. Estimates of time are proportional to it.
 
         Args:
             run: The run.
@@ -207,10 +215,11 @@ SMOKE = Scale(
 )
 """A small version of everything, which shows in about a minute that all recipes work on a corpus."""
 SCALES = {scale.name: scale for scale in (FULL, SMOKE)}
+"""All scales by name."""
 
 
 def scale_named(name: str) -> Scale:
-    """Look up a scale by its name; raises `InvalidValue` if there is none."""
+    """Return the scale with this name. Raise `InvalidValue` if there is none."""
     if name not in SCALES:
         raise InvalidValue(f"Unknown scale '{name}'.{nearest(name, SCALES)}")
     return SCALES[name]

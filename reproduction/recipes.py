@@ -1,15 +1,15 @@
 """All recipes: the runs that each table and figure of the paper needs.
 
 The functions (`baseline`, `clipped`, `noised`, `traded`, `variant`) build runs with systematic names: `noised(15,
-0.003).name` is `flat-S15-sigma0.003`. `RUNS` has the runs of each recipe. `recipes.toml` has the words: title, place in
-the paper, conclusion and rule. `RECIPES` puts both together: first the tables and figures of the paper, then statements
-without a figure, recommendations that the paper did not carry out, and open questions.
+0.003).name` is `flat-S15-sigma0.003`. `RUNS` has the runs of each recipe. `recipes.toml` has the texts: title, location
+in the paper, conclusion and rule. `RECIPES` combines both. It has the tables and figures of the paper, statements of
+the paper without a figure, recommendations that the paper did not test, and our own questions.
 
 >>> RECIPES["noised-vs-baseline"].location
 'Figure 1'
 
-`Recipe.location` says where each is in the paper. Most plots do not print their values; the grids are then ours, and
-cover the ranges that the text discusses.
+Most plots of the paper do not print the values of the setting that they vary. In this case we chose values that cover
+the range that the text discusses.
 """
 
 import tomllib
@@ -22,15 +22,15 @@ from reproduction.verdict import NEARLY, SMALL, TRAINED, points
 LONG, SWEEP = 5000, 3000
 """Rounds of the main comparison, and rounds of a sweep."""
 ROUNDS_BEFORE, ROUNDS_AFTER = 4885, 6000
-"""Rounds before and after the noise and the clip are adjusted (Figure 4)."""
+"""Number of rounds before and after the noise and the clip are adjusted (Figure 4)."""
 TRADES = (6.3, 7.9, 10, 12.6, 15.9, 20)
 """Values of S in the trade-off between noise and clipping (Figure 8)."""
 TRADES_PER_LAYER = (7.9, 12.6, 20)
-"""Those of them that are also tried with the clip of each layer (Figure 4)."""
+"""Values of S that are also tried with per-layer clipping (Figure 4)."""
 
 
 UNCLIPPED = ("clip.kind=none", "noise.kind=none")
-"""The changes of a run without clip and noise."""
+"""The changes that remove clip and noise from a run."""
 
 
 def baseline(users: int = 100, rounds: int = LONG) -> PaperRun:
@@ -51,7 +51,7 @@ def baseline(users: int = 100, rounds: int = LONG) -> PaperRun:
 
 
 def clipped(norm: float, kind: str = "flat", rounds: int = SWEEP) -> PaperRun:
-    """Return a run with a clip and without noise, with a variable sample and the fixed denominator.
+    """Return a run with a clip and without noise. Sampling and estimator are those of the common configuration.
 
     Args:
         norm: S.
@@ -79,7 +79,7 @@ def noised(norm: float, sigma: float, kind: str = "flat", users: int = 100, roun
 
 
 def traded(norm: float, kind: str = "flat", after: str | None = None) -> PaperRun:
-    """Return a run with S and sigma in a fixed ratio: z = 0.06 with 100 users per round, which is z = 1 with 1,667.
+    """Return a run with S and sigma in a fixed ratio. The ratio is z = 0.06 with 100 users per round, or 1 with 1,667.
 
     Args:
         norm: S.
@@ -94,22 +94,24 @@ def traded(norm: float, kind: str = "flat", after: str | None = None) -> PaperRu
 
 
 def variant(name: str, run: PaperRun, *changes: str, corpus: str = "main") -> PaperRun:
-    """Return the same run with another model or on another corpus.
+    """Return a variant of a run, with another model, another update or another corpus.
 
     Args:
         name: The prefix of the name of the new run.
         run: The run.
-        *changes: Changes to the run file, as `table.key=value`; those of the run come after them.
+        *changes: Changes in the form `table.key=value`. They come before the run's own changes, which overwrite them.
         corpus: The role of the corpus.
     """
     return replace(run, name=f"{name}-{run.name}", changes=(*changes, *run.changes), corpus=corpus)
 
 
 def _clip(kind: str, norm: float) -> tuple[str, ...]:
+    """Return the changes that set the kind of the clip and its S."""
     return (f"clip.kind={kind}", f"clip.norm={norm:g}")
 
 
 def _dashed(kind: str) -> str:
+    """Return the kind of a clip as part of a run's name: `per-layer` for `per_layer`."""
     return kind.replace("_", "-")
 
 
@@ -123,7 +125,7 @@ MAIN = (
 
 
 SEEDS = (1, 2, 3)
-"""Seeds of the two runs whose difference is small."""
+"""Seeds of the runs that are repeated because their difference is small."""
 CLIPS = (2.5, 5, 10, 15, 20, 30, 40)
 """Values of S in Figure 2."""
 NOISES = (0.003, 0.006, 0.012, 0.024, 0.048, 0.2)
@@ -133,20 +135,22 @@ SWEPT_CLIPS = (5, 10, 15, 20, 30)
 SWEPT_NOISES = (0.003, 0.006, 0.012, 0.024, 0.048)
 """Values of sigma in Figure 12."""
 S20 = traded(20)
+"""The run of Figure 8 that the adjusted runs of Figure 4 start from."""
 VARIABLE = PaperRun(name="variable-true-average", changes=("estimator.kind=true_average", *UNCLIPPED), rounds=SWEEP)
-"""A variable sample with the true average, without clip and noise: the reference of the clipping sweeps."""
+"""Poisson sampling with the true average, without clip and noise: the reference of the clipping sweeps."""
 
 
 def _fedsgd(run: PaperRun) -> PaperRun:
-    """FedSGD: one gradient of all data of a user.
+    """Return the FedSGD variant of a run, with 50 users per round and one gradient step per user over all their data.
 
-    On blogs, 1,600 tokens and the BOS of each sentence are 160 to 192 windows of 10.
+    The batch size of 200 windows holds all data of a user of blogs: 1,600 tokens and the BOS of each sentence are 160
+    to 192 windows of 10 tokens.
     """
     return variant("fedsgd", run, "update.kind=fedsgd", "update.batch_size=200", "sampling.users_per_round=50")
 
 
 def _dictionaries(*runs: PaperRun) -> tuple[PaperRun, ...]:
-    """The runs with the two larger dictionaries, and with the usual one for comparison."""
+    """Return the runs with the two larger dictionaries, and with the main one for comparison."""
     return (*(variant(size, run, corpus=size) for size in ("20k", "30k") for run in runs), *runs)
 
 
@@ -234,11 +238,11 @@ RUNS: dict[str, tuple[PaperRun, ...]] = {
         replace(noised(15, 0.003, users=5000), name="cost-C5000", corpus="synthetic", rounds=10),
     ),
 }
-"""The runs of each recipe. Table 1 needs none."""
+"""The runs of each recipe by its name. Table 1 needs no runs and is not listed."""
 
 
 def _read_recipes() -> dict[str, Recipe]:
-    """Read the words of the recipes, and fill the tolerances and limits into their rules."""
+    """Read `recipes.toml`, insert the tolerances and limits into the rules, and add the runs."""
     content = tomllib.loads((Path(__file__).parent / "recipes.toml").read_text(encoding="utf-8"))
     tolerances = {"nearly": points(NEARLY), "small": points(SMALL), "trained": TRAINED, **content["text"]}
     recipes = {}

@@ -21,16 +21,16 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-"""Templates of Markdown and JSON files. Those of pages are rendered with autoescape, by `unheard.report.page`."""
+"""Environment for templates of Markdown and JSON files. `unheard.report.page` renders HTML templates, with escaping."""
 
 
 def load(source: Path = SOURCE) -> dict[str, Any]:
-    """The rules as plain tables."""
+    """Return the registered rules as plain tables."""
     return tomllib.loads(source.read_text(encoding="utf-8"))
 
 
 def render(rules: dict[str, Any]) -> str:
-    """The text of `rules.md`."""
+    """Return the text of `rules.md` for the tables of `rules.toml`."""
     populations = {corpus["name"]: corpus["population"] for corpus in rules["corpus"]}
     listed = [rule | {"sizes": _sizes(rule, populations)} for rule in rules["rule"]]
     kinds = {
@@ -42,7 +42,7 @@ def render(rules: dict[str, Any]) -> str:
 
 
 def _sizes(rule: dict[str, Any], populations: dict[str, int]) -> dict[str, str]:
-    """Users per round, rounds, q and visits per user in print; dashes for rules without training."""
+    """Return users per round, rounds, q and visits per user as text; dashes for rules that need no training."""
     if rule["corpus"] == "none":
         return dict.fromkeys(("users", "rounds", "q", "visits"), "—")
     users, rounds = rule["users_per_round"], rule["rounds"]

@@ -1,17 +1,17 @@
-"""The results of runs: one line of JSON per run, and queries over the lines of one corpus.
+"""Store the results of runs, one line of JSON per run, and query the results of one corpus.
 
 `results/<corpus>/runs.jsonl` holds everything that the tables and figures are computed from. `append` writes lines,
-`read_runs` reads one file, `read_results` wraps it in a `ResultSet`, and `result_sets` finds all sets under a folder.
-If a file has several lines for one run, the line with the most rounds counts.
+`read_runs` reads one file, `read_results` returns its content as a `ResultSet`, and `result_sets` finds all sets under
+a folder. If a file has several lines for one run, the line with the most rounds counts.
 
     results = read_results(Path("reproduction/results/blogs"))
     results.accuracy("baseline", 1000)              # smoothed AccuracyTop1 after 1,000 rounds, or None
     results.difference("flat-S15", "baseline", 1000)
 
-Inputs are the `RunResult` values that `measures.record` computes from run folders. Outputs are numbers and curves for the
-exhibits. Accuracy is AccuracyTop1 as a fraction, smoothed over five evaluations like the figures of the paper
-(Section 3). A value that was not measured is None. The files hold aggregate figures only: no text, no user, no
-cohort. Torch is not needed to read them.
+Inputs are the `RunResult` values that `measures.record` computes from run folders. Outputs are numbers and curves for
+the exhibits. Accuracy is AccuracyTop1 as a fraction, smoothed over five evaluations like the figures of the paper
+(Section 3). A value that was not measured is None. The files hold aggregate numbers only, and nothing about a single
+user, a cohort or a text. This module does not import torch.
 """
 
 import json
@@ -35,39 +35,40 @@ WAIT_SECONDS = 60.0
 class RunResult:
     """The result of one run, up to its last completed round.
 
-    A line of `runs.jsonl` has exactly these fields; unknown fields of newer versions are ignored when a file is read.
+    A line of `runs.jsonl` has these fields. Fields that this version does not know are ignored when a file is read.
     """
 
     name: str
     corpus: str
-    """Display name of the corpus: `blogs`."""
+    """Display name of the corpus, such as `blogs`."""
     seed: int
     rounds: int
     """Number of completed rounds."""
     planned: int
     """Number of rounds that the recipe asks for."""
     settings: dict[str, Any]
-    """The complete run file as tables, without paths."""
+    """The run file as tables, without paths and engine (`base_config.settings_of`)."""
     evaluations: list[dict[str, Any]]
-    """One row per evaluation (every 20 rounds) with round, accuracy_top1, accuracy_top3, accuracy_top5, loss and
-    perplexity. A loss that is not finite is None."""
+    """One row per evaluation with round, accuracy_top1, accuracy_top3, accuracy_top5, loss and perplexity. A value that
+    is not finite is None."""
     head_words: dict[str, list[int]] = field(default_factory=dict)
     """For n = 10, 50, 100: the number of targets for which 0, 1, ..., 10 of the ten predictions are among the n most
     frequent words (Table 3)."""
     accuracy_elsewhere: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Metrics of the last model on held-out users of another corpus, by the role of that corpus (`main`)."""
     parameters: int
+    """Number of parameters of the model."""
     epsilon: dict[str, float | None]
     """Epsilon of this run for its own population, by accountant, and `delta`. None means infinite."""
     population: int
     store: str = ""
-    """Digest of how the token store was prepared, as in ledgers. Lines of early versions do not have it."""
+    """Name of the store in ledgers: a digest of how it was prepared. Empty in lines of early versions."""
     seconds: float
     """Wall time of the rounds, including evaluation. Runs that trained side by side share the time in proportion to
-    their user updates. The first turn of a group, which compiles kernels, and rounds of a killed process count at the
-    throughput of the others."""
+    their user updates. The first round of a group, which compiles kernels, and the rounds of a killed process count as
+    if they had the throughput of the other rounds."""
     users_per_second: float
-    """User updates per second of the whole group in its last session; 0 if it completed no round."""
+    """User updates per second of the whole group that the run trained with in its last session; 0 if unknown."""
     device: str
     date: str
     commit: str
@@ -91,13 +92,14 @@ def append(folder: Path, results: Iterable[RunResult]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with storage.locked(folder / f".{FILE}.lock", wait=WAIT_SECONDS):
             size, whole = path.stat().st_size if path.exists() else 0, len(_complete_lines(path))
-            if whole < size:  # a kill left the last line unfinished
+            if whole < size:  # a killed process left the last line incomplete
                 storage.truncate(path, whole, expected_size=size)
             for result in results:
                 storage.append_line(path, json.dumps(asdict(result), allow_nan=False).encode())
     except OSError as error:
         raise RunFolderError(
-            f"Cannot write {path}: {error.strerror}. The runs are kept: make room, or name another folder (--results)."
+            f"Cannot write {path}: {error.strerror}. The run folders are kept: free some space, or name another folder "
+            "with --results."
         ) from None
 
 
@@ -105,8 +107,8 @@ def read_runs(folder: Path) -> dict[str, RunResult]:
     """Read `folder/runs.jsonl`.
 
     Returns:
-        The result of each run by its name. If a run has several lines, the one with the most rounds is returned, and
-        of equal ones the last. Empty if there is no file.
+        The result of each run by its name. If a run has several lines, the line with the most rounds counts, and among
+        lines with equal rounds the last. Empty if there is no file.
 
     Raises:
         InvalidValue: A line is not a result. The message names the line.
@@ -130,7 +132,7 @@ def read_runs(folder: Path) -> dict[str, RunResult]:
 
 
 def _complete_lines(path: Path) -> bytes:
-    """The content of the file without an incomplete last line, which a killed process leaves."""
+    """Return the content of the file without an incomplete last line, which a killed process leaves."""
     if not path.exists():
         return b""
     content = path.read_bytes()
@@ -143,10 +145,10 @@ def _complete_lines(path: Path) -> bytes:
 
 
 def _evaluations(result: RunResult) -> Points:
-    """Round and AccuracyTop1, not smoothed, of the evaluations of a run in order and at regular distances.
+    """Return round and AccuracyTop1, not smoothed, of the regular evaluations of a run and of its last evaluation.
 
-    A run that was interrupted has an additional evaluation where the session ended; it is left out, because smoothing
-    over five evaluations would then cover fewer rounds than in an uninterrupted run.
+    A run that was interrupted has an additional evaluation where the session ended. It is left out, because otherwise
+    smoothing over five evaluations would cover fewer rounds than in an uninterrupted run.
     """
     known = {row["round"]: row["accuracy_top1"] for row in result.evaluations if row.get("accuracy_top1") is not None}
     every = result.settings.get("evaluation", {}).get("every", 1)
@@ -156,17 +158,18 @@ def _evaluations(result: RunResult) -> Points:
 POINT = 0.01
 """One percentage point of accuracy."""
 UNCERTAIN = 0.2 * POINT
-"""Two single runs do not differ if they are closer than this, or closer than two seeds of one run."""
+"""Two single runs count as different only if their accuracies differ by more than this, and by more than two seeds of
+one run do."""
 SEED_SUFFIX = re.compile(r"-seed\d+$")
-"""The end of the name of a repetition with another seed: `baseline-seed2`."""
+"""Pattern of the end of the name of a repetition with another seed, such as `baseline-seed2`."""
 
 
 @dataclass(frozen=True)
 class ResultSet:
     """The results of all runs on one corpus, with the queries that exhibits use.
 
-    Every query takes names of runs (`RECIPES` lists them). It returns None, or an empty curve, if a run is missing or
-    stopped too early.
+    Queries take the names of runs (`RECIPES` lists them). Most return None, or an empty curve, if a run is missing or
+    stopped too early; `value` returns 0.
     """
 
     corpus: str = ""
@@ -178,15 +181,15 @@ class ResultSet:
 
     @property
     def title(self) -> str:
-        """The corpus, followed by what distinguishes its folder: `blogs (seeds+10)`."""
+        """The corpus and, in parentheses, the change that all runs share, such as `blogs (seeds+10)`."""
         added = self.changed or self.folder
         return self.corpus if self.folder in ("", self.corpus) else f"{self.corpus} ({added})"
 
     @property
     def changed(self) -> str:
-        """The change that all runs of this set share, from the name of the folder.
+        """The change that all runs of this set share, as the name of the folder states it.
 
-        For example `seeds+10`, `smoke`, `model.keep_norm=true`; empty for the settings of the paper.
+        Examples are `seeds+10`, `smoke` and `model.keep_norm=true`. It is empty for the settings of the paper.
         """
         is_other = self.corpus and self.folder.startswith(f"{self.corpus}-")
         return self.folder.removeprefix(f"{self.corpus}-") if is_other else ""
@@ -199,26 +202,27 @@ class ResultSet:
         """Return the smoothed AccuracyTop1 by round; empty if there is no result."""
         if name not in self.runs:
             return ()
-        if name not in self._curves:  # exhibits ask for the same curve hundreds of times
+        if name not in self._curves:  # cached, because exhibits query the same curve hundreds of times
             rows = _evaluations(self.runs[name])
             values = smoothed([value for _, value in rows])
             self._curves[name] = tuple((round_, value) for (round_, _), value in zip(rows, values, strict=True))
         return self._curves[name]
 
     def rounds(self, *names: str) -> int | None:
-        """The number of rounds that all of these runs completed. None if a run is missing or was never evaluated."""
+        """Return the number of rounds that all of these runs completed; None if one is missing or not evaluated."""
         ends = [self.runs[name].rounds for name in names if self.curve(name)]
         return min(ends) if names and len(ends) == len(names) else None
 
     def accuracy(self, name: str, at: int | None = None) -> float | None:
-        """Smoothed AccuracyTop1 of one run.
+        """Return the smoothed AccuracyTop1 of one run.
 
         Args:
             name: Name of the run.
-            at: Number of rounds; None means at the end of the run.
+            at: Number of rounds; None for the end of the run.
 
         Returns:
-            The accuracy at the last evaluation up to that round, or None if the run stopped before it.
+            The accuracy at the last evaluation up to that round; None if the run stopped before that round or has no
+            result.
         """
         points = self.curve(name)
         if not points or (at is not None and self.runs[name].rounds < at):
@@ -230,20 +234,20 @@ class ResultSet:
 
         Args:
             name: Name of the run.
-            at: Number of rounds; None means at the end of the run.
+            at: Number of rounds; None for the end of the run.
         """
         return self.accuracy(name, at) or 0.0
 
     def targets(self, name: str) -> int | None:
-        """Number of held-out words that the run was evaluated on; None if they were not counted.
+        """Return the number of held-out words that the run was evaluated on; None if its head words were not counted.
 
-        It is the sum of its head-word counts.
+        The number is the sum of the counts of head words.
         """
         counts = next(iter(self.runs[name].head_words.values()), []) if name in self.runs else []
         return sum(counts) or None
 
     def seeds(self, name: str) -> list[str]:
-        """Names of the run and of its repetitions with other seeds, as far as they have results."""
+        """Return the names of the run and of its repetitions with other seeds that have results."""
         return sorted(run for run in self.runs if SEED_SUFFIX.sub("", run) == name)
 
     def mean(self, name: str, at: int | None = None) -> float | None:
@@ -262,7 +266,7 @@ class ResultSet:
         Args:
             first: The name of a run.
             second: The name of another run.
-            at: The number of rounds after which both are read.
+            at: The number of rounds after which both are compared; None gives None.
         """
         mine, other = self.accuracy(first, at), self.accuracy(second, at)
         return None if at is None or mine is None or other is None else mine - other
@@ -273,7 +277,7 @@ class ResultSet:
         Args:
             first: The name of a run.
             second: The name of another run.
-            at: The number of rounds after which both are read.
+            at: The number of rounds after which both are compared; None gives None.
 
         Returns:
             The difference as a fraction, or None if one of them did not complete `at` rounds.
@@ -282,11 +286,10 @@ class ResultSet:
         return None if at is None or mine is None or its is None else mine - its
 
     def mean_lead(self, first: str, second: str, at: int) -> tuple[float, float] | None:
-        """Return the mean difference (first minus second) over the last quarter of `at` rounds, and two standard errors of it.
+        """Return the mean difference (first minus second) over the last quarter of `at` rounds, and two standard errors.
 
-        This is for runs whose accuracy varies more than smoothing over five evaluations removes (FedSGD). The
-        differences are taken evaluation by evaluation: if both runs drew the same cohorts, most of the variation
-        cancels.
+        Use this for runs whose accuracy varies too much to be smoothed over five evaluations (FedSGD). The differences
+        are computed evaluation by evaluation. If both runs drew the same cohorts, most of the variation cancels.
 
         Args:
             first: The name of a run.
@@ -343,7 +346,7 @@ class ResultSet:
         return max(distances, default=None)
 
     def margin(self, at: int | None = None) -> float:
-        """Return how far apart two single runs must be to differ: `UNCERTAIN`, or the distance between seeds if it is larger.
+        """Return the difference that counts as real: `UNCERTAIN`, or the distance between seeds if that is larger.
 
         Args:
             at: The round at which seeds are compared (`seed_distance`).
@@ -352,7 +355,7 @@ class ResultSet:
 
 
 def read_results(folder: Path) -> ResultSet:
-    """Read the results of one corpus from its own folder.
+    """Read the results of one corpus from its folder.
 
     >>> from pathlib import Path
     >>> read_results(Path("no-such-folder")).runs
@@ -360,7 +363,7 @@ def read_results(folder: Path) -> ResultSet:
     """
     runs = read_runs(folder)
     names = [run.corpus for run in runs.values()]
-    # The dictionaries and the other corpus have names of their own; most runs are on the corpus itself.
+    # Runs on larger dictionaries or on the other corpus have other names. The most frequent name is the main corpus.
     return ResultSet(max(names, key=names.count) if names else folder.name, runs, folder.name)
 
 
@@ -371,8 +374,8 @@ def result_sets(folder: Path) -> list[ResultSet]:
         folder: The folder of one corpus, or the folder above it.
 
     Returns:
-        The sets, ordered by the number of rounds; sets with changed settings (`blogs-model.keep_norm=true`) come
-        after the unchanged ones, and smoke tests come last. One empty set if there are no results.
+        The sets with the settings of the paper, then sets with changed settings (`blogs-model.keep_norm=true`), then
+        smoke tests; within each kind, those with the most rounds first. One empty set if there are no results.
 
     Raises:
         InvalidValue: `folder` is a file.
@@ -385,7 +388,7 @@ def result_sets(folder: Path) -> list[ResultSet]:
     sets = [read_results(path) for path in subfolders if (path / FILE).exists()]
 
     def rank(run: ResultSet) -> tuple[bool, bool, int]:
-        """Sort key: full results before changed settings and smoke tests, more rounds first."""
+        """Return the sort key: settings of the paper, changed settings, smoke tests; within each, more rounds first."""
         return run.changed.startswith("smoke"), bool(run.changed), -sum(run.rounds for run in run.runs.values())
 
     return sorted(sets, key=rank) or [ResultSet()]

@@ -1,8 +1,8 @@
-"""The runner: trains the runs of the paper, one group of side-by-side runs after the other.
+"""Train the runs of the paper in groups of runs that train side by side.
 
-`run_steps` takes steps and a workspace, and yields an event when a run is skipped, a group starts, a run completes a
-round, and a group ends; the command line displays them. When a group ends for any reason, a line of results is
-written for each of its runs. After a kill, the same call continues from the checkpoints of the runs.
+`run_steps` takes steps and a workspace. It yields an event when a run is skipped, a group starts, a run completes a
+round, or a group ends; the command line displays the events. When a group ends for any reason except a kill, a line of
+results is written for each of its runs. After a kill, the same call continues from the checkpoints of the runs.
 
     for event in run_steps(workspace, steps_by_rank(["clipping"]), stop_after=1500):
         print(event)
@@ -34,7 +34,7 @@ class Skipped:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupBegan:
-    """A group of runs starts; `updates` are the user updates that they lack."""
+    """A group of runs starts. `updates` is the number of user updates that its runs still need."""
 
     names: tuple[str, ...]
     updates: int
@@ -42,7 +42,7 @@ class GroupBegan:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundDone:
-    """One run of the group has completed a round."""
+    """A run of the group has completed a round of `updates` user updates. `accuracy` is None without an evaluation."""
 
     name: str
     round: int
@@ -52,7 +52,13 @@ class RoundDone:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupEnded:
-    """The results of a group. `stopped`: it ran out of time. `error`: it failed, and the other groups continue."""
+    """A group of runs has ended, for any reason. The other groups continue.
+
+    Attributes:
+        results: The results that were recorded.
+        stopped: Whether a run of the group has not completed its rounds.
+        error: Why the group, or the record of a run, failed; None if nothing failed.
+    """
 
     results: list[RunResult]
     stopped: bool
@@ -70,14 +76,14 @@ def run_steps(
     stop_after: float | None = None,
     clock: Clock = time.monotonic,
 ) -> Iterator[Event]:
-    """Run all steps in order until they are complete or the time is over.
+    """Run all steps in order until they are complete or the time limit is reached.
 
     Args:
         workspace: Corpora, folders, scale and engine.
         steps: Steps in order.
-        cap: Largest number of rounds of every run.
-        stop_after: Seconds after which everything is saved and recorded.
-        clock: Source of time; tests replace it.
+        cap: Largest number of rounds of every run; None for no limit.
+        stop_after: Seconds within which all runs are saved and recorded; None for no limit.
+        clock: Function that returns the time in seconds; tests replace it.
 
     Yields:
         Events. If the caller closes the generator, the current group is saved and recorded first.
@@ -93,21 +99,28 @@ def run_steps(
 
 
 def _run_step(workspace: Workspace, jobs: list[Job], until: float | None, pace: Throughput) -> Iterator[Event]:
-    """Run the jobs of one step, group by group; report those that cannot run."""
+    """Run the jobs of one step, group by group, and yield the events. Jobs that cannot run yield `Skipped`.
+
+    Args:
+        workspace: Corpora, folders, scale and engine.
+        jobs: The jobs of the step.
+        until: The time by which everything must be saved; None for no limit.
+        pace: The throughput of this session.
+    """
     by_name = {job.run.name: job for job in jobs}
     waiting, reasons = workspace.pending_jobs(jobs)
     yield from (Skipped(name=name, why=why) for name, why in reasons.items())
     while waiting and not pace.is_over(until, 1):
         group = next_group(waiting, lambda job: workspace.is_ready(job, by_name))
         if not group:
-            yield from (Skipped(name=w.job.run.name, why=f"{w.job.run.after} is not as far yet") for w in waiting)
+            yield from (Skipped(name=w.job.run.name, why=f"{w.job.run.after} is not complete yet") for w in waiting)
             return
         yield from _run_group(workspace, group, until, pace)
         waiting = [pending for pending in waiting if pending not in group]
 
 
 def _run_group(workspace: Workspace, group: list[PendingJob], until: float | None, pace: Throughput) -> Iterator[Event]:
-    """Train one group side by side, and record its runs however it ends."""
+    """Train one group side by side and yield its events. Record its runs when it ends, for whatever reason."""
     jobs = [pending.job for pending in group]
     for job in jobs:
         workspace.record_start(job)
@@ -121,14 +134,15 @@ def _run_group(workspace: Workspace, group: list[PendingJob], until: float | Non
     going, ended = {number for number, pending in enumerate(group) if pending.left}, set()
     pace.begin()
     try:
-        # The paper's corpora are public text, and its baselines have no noise.
+        # The corpora of the reproduction are public text, and its baselines have no noise.
         rounds_of_all = train_together(runs, engine=workspace.engine, ranks=workspace.ranks, allow_no_privacy=True)
         with closing(rounds_of_all) as reports:  # pyright: ignore[reportArgumentType]
             for number, report in reports:
                 pace.count(number, group[number].users)
                 accuracy = None if report.metrics is None else report.metrics["accuracy_top1"]
                 yield RoundDone(name=names[number], round=report.round, updates=group[number].users, accuracy=accuracy)
-                # All runs of the group have trained on this turn's cohorts when the first reports; the last report ends the turn.
+                # All runs complete a round before the first of them reports it. Stop only after the last report of a
+                # turn, so that all runs of the group end at the same round.
                 if report.round >= report.rounds:
                     ended.add(number)
                 if number == max(going - ended | {number}):
@@ -138,11 +152,11 @@ def _run_group(workspace: Workspace, group: list[PendingJob], until: float | Non
                     if pace.is_over(until, len(group)):
                         break
     except RankError:
-        raise  # the ranks are gone, so every other group would fail as well
-    except Exception as error:  # a group that ran out of memory does not stop smaller groups
+        raise  # a rank is lost, so every other group would fail as well
+    except Exception as error:  # for example out of memory: smaller groups can still run
         errors.append(_error_text(error))
     finally:
-        # However the group ends: at its last round, at the deadline, because the caller closes the generator, or by Ctrl-C.
+        # Also if the caller closes the generator, or on Ctrl-C.
         recorded += _record_all(workspace, group, began_at, pace, errors)
         pace.closed(len(group))
     stopped = any(done.rounds < rounds[done.name] for done in recorded)
@@ -152,9 +166,16 @@ def _run_group(workspace: Workspace, group: list[PendingJob], until: float | Non
 def _record_all(
     workspace: Workspace, group: list[PendingJob], began_at: dict[str, int], pace: Throughput, errors: list[str]
 ) -> list[RunResult]:
-    """Write a line of results for each run of the group that completed a round.
+    """Write a line of results for each run of the group that has completed a round, and return the results.
 
-    A run that cannot be evaluated does not prevent the lines of the others.
+    If the result of a run cannot be computed, its error is added to `errors`, and the other runs are still recorded.
+
+    Args:
+        workspace: Corpora, folders, scale and engine.
+        group: The jobs of the group.
+        began_at: The round at which each run began in this session, by name.
+        pace: The throughput of the group.
+        errors: List that receives the errors as text.
     """
     known, recorded = results.read_runs(workspace.results), []
     for pending in group:
@@ -164,7 +185,8 @@ def _record_all(
             continue
         per_second = pace.updates_per_second
         before = known.get(name)
-        # The time of earlier sessions is in their line; rounds of a killed session count at the current throughput.
+        # The last line of results has the time of earlier sessions. Rounds of a session that was killed, which has no
+        # line, count at the current throughput.
         counted = before.rounds if before and before.rounds == began_at[name] else 0
         seconds = (done - counted) * pending.users / per_second if per_second else 0.0
         try:
@@ -179,5 +201,5 @@ def _record_all(
 
 
 def _error_text(error: Exception) -> str:
-    """The message of an expected error; other errors with their traceback."""
+    """Return the message of an `UnheardError`, or the traceback of any other error."""
     return str(error) if isinstance(error, UnheardError) else "".join(traceback.format_exception(error))

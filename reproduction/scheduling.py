@@ -1,17 +1,17 @@
-"""Scheduling: which runs are trained in which order, which of them side by side, and when a group must stop.
+"""Decide which runs are trained in which order, which of them side by side, and when a group must stop.
 
 The input is a list of recipe names (`steps_by_rank`) or a TOML file of steps (`read_schedule`):
 
     [[step]]
     recipes = ["noised-vs-baseline", "head-words"]
-    rounds = 2000            # of every run here; default: as many as in the paper
-    runs = ["baseline*"]     # only runs with these names; default: all runs of the recipes
-    seconds = 600            # then the next step; default: until all runs are complete
+    rounds = 2000            # largest number of rounds of each run; default: as many as in the paper
+    runs = ["baseline*"]     # patterns of the names of runs; default: all runs of the recipes
+    seconds = 600            # time limit of the step; default: until all runs are complete
 
 `jobs_of` turns a step into jobs (a run and its number of rounds). `next_group` selects the next jobs that train side
-by side: the same model and batch shape, similar length, no more than fill the device. `Throughput` measures user
-updates per second, and says when a group must stop so that everything is saved and recorded before a deadline. The
-module does not import torch.
+by side. They have the same model, the same batch shape and a similar length, and together they fit on the device.
+`Throughput` measures user updates per second, and says when a group must stop so that everything is saved and recorded
+before a deadline. This module does not import torch.
 """
 
 import tomllib
@@ -28,7 +28,18 @@ from unheard.errors import InvalidValue, UnknownKey
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Recipes that run together. A step starts when the previous one has ended."""
+    """Recipes whose runs are trained together. A step starts when the previous one has ended.
+
+    Attributes:
+        recipes: Names of recipes.
+        rounds: Largest number of rounds of each run; None for no limit.
+        runs: Shell patterns; only runs whose names match one of them are trained, and the runs that they start from.
+        seconds: Time limit of the step; None for no limit.
+
+    Raises:
+        UnknownKey: A recipe is unknown.
+        InvalidValue: A limit is not positive.
+    """
 
     recipes: tuple[str, ...]
     rounds: int | None = None
@@ -45,19 +56,22 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run and the number of rounds that it is to reach."""
+    """A run and the number of rounds that it must complete."""
 
     run: PaperRun
     rounds: int
     planned: int
-    """Number of rounds of its recipes at this scale, without limits of time."""
+    """Number of rounds that the recipes ask for at this scale, without the limits of a step or the command line."""
 
 
 def steps_by_rank(names: Sequence[str]) -> list[Step]:
-    """One step per rank for the named recipes (or `all`), highest priority first. Recipes without runs are left out."""
+    """Return one step per rank of the named recipes (or `all`), highest priority first.
+
+    A rank without runs is left out. Raise `UnknownKey` if a recipe is unknown.
+    """
     if "all" in names:
         names = list(RECIPES)
-    Step(recipes=tuple(names))  # refuses names that there are not
+    Step(recipes=tuple(names))  # raises for an unknown name
     ranks = sorted({RECIPES[name].rank for name in names})
     steps = [Step(recipes=tuple(n for n in RECIPES if n in names and RECIPES[n].rank == rank)) for rank in ranks]
     return [step for step in steps if any(RECIPES[name].runs for name in step.recipes)]
@@ -88,14 +102,15 @@ def read_schedule(path: Path) -> list[Step]:
 
 
 def choose_steps(names: Sequence[str], schedule: Path | None) -> list[Step]:
-    """The steps of a schedule for the requested recipes, or one step per rank.
+    """Return the steps for the requested recipes: those of a schedule, or one step per rank.
 
     Args:
         names: Names of recipes, or `all`.
-        schedule: A schedule file; None for none.
+        schedule: A schedule file; None for one step per rank.
 
     Raises:
-        InvalidValue: There is nothing to run.
+        InvalidValue: The recipes need no run, or the schedule cannot be read or has no step for them.
+        UnknownKey: A recipe is unknown.
     """
     steps = steps_by_rank(names)
     if schedule is not None:
@@ -106,18 +121,18 @@ def choose_steps(names: Sequence[str], schedule: Path | None) -> list[Step]:
             raise InvalidValue(f"{schedule} has no step for {', '.join(names)}. Add one, or leave out --schedule.")
     if not steps:
         raise InvalidValue(
-            f"{', '.join(names)}: nothing here needs a run. `python -m reproduction show {names[0]}` shows it."
+            f"{', '.join(names)}: nothing here needs a run. `python -m reproduction show {names[0]}` shows the result."
         )
     return steps
 
 
 def jobs_of(step: Step, scale: Scale, cap: int | None = None) -> list[Job]:
-    """The jobs of one step.
+    """Return the jobs of one step.
 
     Args:
         step: Recipes, and limits on their runs.
         scale: Sizes that all runs share.
-        cap: Largest number of rounds, in addition to the limit of the step.
+        cap: A second limit on the number of rounds, in addition to that of the step; None for no limit.
 
     Returns:
         Every run once, highest priority first, each after the run that it starts from.
@@ -135,7 +150,7 @@ def jobs_of(step: Step, scale: Scale, cap: int | None = None) -> list[Job]:
 
 
 def furthest(jobs: Iterable[Job]) -> list[Job]:
-    """Every run once, with the largest number of rounds of any job: the total of a schedule."""
+    """Return one job per run, with the largest number of rounds of its jobs: what all steps of a schedule need."""
     by_name: dict[str, Job] = {}
     for job in jobs:
         by_name[job.run.name] = max(by_name.get(job.run.name, job), job, key=lambda one: one.rounds)
@@ -143,19 +158,20 @@ def furthest(jobs: Iterable[Job]) -> list[Job]:
 
 
 SPEED = 4_250.0
-"""User updates per second of the model of the paper on one H200, sixteen runs side by side (benchmarks/results)."""
+"""User updates per second of the paper's model on one H200 with sixteen runs side by side (benchmarks/results), for
+estimates of time."""
 MOST_RUNS = 16
 """Largest number of runs in a group."""
 MOST_USERS = 2_000
-"""Largest number of users per turn over all runs of a group. More is not faster, and a group can stop only between
-turns."""
+"""Largest number of users per round over all runs of a group. More users are not faster, and a group can stop only
+between rounds."""
 LIKE_LENGTH = 2.0
-"""The remaining rounds of two runs of a group differ at most by this factor."""
+"""The remaining rounds of a run and of the first run of its group differ by at most this factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PendingJob:
-    """A job that lacks rounds, with the properties that decide its group."""
+    """A job that is not complete, with the properties that decide which group it can join."""
 
     job: Job
     key: Hashable
@@ -167,10 +183,12 @@ class PendingJob:
 
 
 def next_group(waiting: Sequence[PendingJob], is_ready: Callable[[Job], bool] = lambda job: True) -> list[PendingJob]:
-    """Return the first job that is ready, and the following jobs that can train side by side with it; empty if none is.
+    """Return the first job that is ready and the later jobs that can train side by side with it.
+
+    The list is empty if no job is ready.
 
     Args:
-        waiting: Jobs in the order in which they are wanted.
+        waiting: Jobs in the order of their priority.
         is_ready: Whether a job can start now.
     """
     ready = [pending for pending in waiting if is_ready(pending.job)]
@@ -188,18 +206,20 @@ def next_group(waiting: Sequence[PendingJob], is_ready: Callable[[Job], bool] = 
 
 
 CLOSING_SECONDS = 1.0
-"""Initial estimate of the seconds to save, state and evaluate one run when its group ends; replaced by the measured
-time."""
+"""Seconds to save, evaluate and record one run when its group ends: the estimate before the first measurement."""
 
 Clock = Callable[[], float]
-"""Returns seconds, like `time.monotonic`."""
+"""A function that returns the time in seconds, like `time.monotonic`."""
 
 
 class Throughput:
-    """User updates per second of the current group, and the deadline.
+    """Measures user updates per second of the current group, and says when the group must stop.
 
-    One instance per session; `begin` starts a group. The first turn of a group is not counted, because it compiles
-    kernels and fills memory.
+    There is one instance per session; `begin` starts a new group. A turn is one round of every run of the group. The
+    first turn is not counted if there are others, because it compiles kernels and allocates memory.
+
+    Args:
+        clock: Function that returns the time in seconds.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -233,7 +253,10 @@ class Throughput:
         return self._turns == 1
 
     def settled(self) -> None:
-        """The device has finished the first turn. Reports come before that, because GPU work is asynchronous."""
+        """Record that the device has finished the first turn, and start measuring here.
+
+        GPU work is asynchronous, so the reports of a turn arrive before the device has finished it.
+        """
         self._turned = self._ended = self._clock()
 
     @property
@@ -244,11 +267,15 @@ class Throughput:
         return self._updates["first turn"] / max(self._ended - self._began, 1e-9)
 
     def closed(self, runs: int) -> None:
-        """Note that all runs of the group were recorded: the time that this took is the estimate for the next group."""
+        """Record that all runs of the group were saved. The time this took becomes the estimate for the next group.
+
+        Args:
+            runs: The number of runs in the group.
+        """
         self._closing = (self._clock() - self._ended) / max(runs, 1)
 
     def is_over(self, until: float | None, runs: int) -> bool:
-        """Return whether the runs must be closed now to finish before `until`.
+        """Return whether the group must stop now so that its runs are saved before `until`.
 
         Args:
             until: The time by which everything must be saved, by the clock of this object; None for no limit.

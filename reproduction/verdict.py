@@ -1,14 +1,14 @@
 """Verdicts: whether a conclusion of the paper held in our runs.
 
 A verdict has one of three outcomes, a sentence with the measured numbers, and the rule that decided. All tolerances
-are constants of this module, so that every exhibit uses the same ones. A verdict is always computed from results and
-never written by hand.
+are constants of this module, so that every exhibit uses the same ones. Every verdict is computed from results; none is
+written by hand.
 
     at = draft.shared_round(["baseline", "flat-S15"], against=["baseline"])     # or raises `Undecided`
     verdict_of((loss <= SMALL, f"After {plural(at)} ..."), rule)
 
-`Draft` (`exhibit.py`) has the checks that rules share. The rules of the runs with registered
-thresholds are in `rules.toml` and `private_results.py`.
+`Draft` (`exhibit.py`) has the checks that several rules need. The rules of the private runs, whose thresholds were
+registered before the runs, are in `rules.toml` and `private_results.py`.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from reproduction.results import POINT
 from unheard.formatting import in_points
 
 NEARLY = 0.5 * POINT
-"""Two accuracies nearly match if they differ by at most this."""
+"""Largest difference of two accuracies that nearly match."""
 SMALL = 1.0 * POINT
-"""An effect is small up to this. (The paper calls 0.13 points negligible, and reports 0.58 and 1.29 as costs.)"""
+"""Largest size of a small effect. (The paper calls 0.13 points negligible, and reports 0.58 and 1.29 as costs.)"""
 TRAINED = 500
-"""Runs with fewer rounds say nothing about a trained model."""
+"""Smallest number of rounds after which a rule may judge a run."""
 LEARNED = 5.0 * POINT
-"""A run below this accuracy predicts only the most frequent words, or has diverged. Nothing can be compared with it:
-noise costs nothing where there is nothing to lose."""
+"""Smallest accuracy of a run that others are compared with. A run below it predicts only the most frequent words, or
+has diverged; compared with such a run, noise would seem to cost nothing."""
 
 Outcome = Literal["held", "did not hold", "cannot tell"]
 Ruling = tuple[bool | None, str]
@@ -33,7 +33,7 @@ Ruling = tuple[bool | None, str]
 
 
 class Undecided(Exception):
-    """A rule cannot be applied. The message is the sentence of the verdict "cannot tell"."""
+    """Raised when a rule cannot be applied. The message becomes the sentence of the verdict "cannot tell"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Verdict:
     """Whether a conclusion held in our runs.
 
     Attributes:
-        outcome: One of three words.
+        outcome: `held`, `did not hold` or `cannot tell`.
         sentence: The measured numbers in words.
         rule: The rule that decided, in words.
     """
@@ -55,7 +55,7 @@ def verdict_of(ruling: Ruling, rule: str) -> Verdict:
     """Return the verdict of a ruling.
 
     Args:
-        ruling: What a rule says about the results.
+        ruling: Whether the conclusion holds, and the measured numbers in words.
         rule: The rule in words.
     """
     is_so, sentence = ruling
@@ -64,15 +64,15 @@ def verdict_of(ruling: Ruling, rule: str) -> Verdict:
 
 
 def points(difference: float) -> str:
-    """A difference of accuracies in words: `0.13 points`."""
+    """Return the size of a difference of accuracies as text, such as `0.13 points`."""
     return f"{in_points(abs(difference))} points"
 
 
 def below(difference: float) -> str:
-    """A difference with its direction: `0.13 points below`, or `above` if it is positive."""
+    """Return a difference with its direction as text: `0.13 points above` if it is positive, else `... below`."""
     return f"{points(difference)} {'above' if difference > 0 else 'below'}"
 
 
 def plural(rounds: int) -> str:
-    """A number of rounds in words: `1 round`, `3,000 rounds`."""
+    """Return a number of rounds as text: `1 round`, `3,000 rounds`."""
     return f"{rounds:,} round{'' if rounds == 1 else 's'}"

@@ -1,8 +1,8 @@
-"""The workspace of a session: run folders, ledgers and results on disk, and the state of its jobs.
+"""The workspace of a session: corpora, run folders, ledgers and results on disk, and the state of the jobs.
 
-A `Workspace` combines the corpora, a work folder, a results folder, a scale and an engine. For each job it gives the
-`Run`, its folder, the remaining rounds, and the reason if it cannot run here. Every run has a population ledger of
-its own, because each is a separate experiment (docs/decisions/0060-populations-of-experiments.md).
+A `Workspace` combines the corpora, a work folder, a results folder, a scale and an engine. For each job it returns the
+`Run`, the run folder, the remaining rounds, and the reason if the job cannot run here. Every run has its own population
+ledger, because each is a separate experiment (docs/decisions/0060-populations-of-experiments.md).
 """
 
 import json
@@ -28,21 +28,21 @@ from unheard.training.run import Run, run_hash
 OF_RECIPES = {
     "training.rounds": "recipes say how long a run is. Fewer: --rounds N.",
     "training.reproducible_seed": "recipes number their seeds. Others: --seed N.",
-    "training.init_from": "recipes say what a run begins from.",
-    "training.init_is_public": "recipes say what a run begins from.",
+    "training.init_from": "recipes say what a run starts from.",
+    "training.init_is_public": "recipes say what a run starts from.",
     "sampling.users_per_round": "recipes say how many users a round has. Fewer: --scale smoke.",
     "clip.norm": "recipes say what S is: runs are named by it.",
     "noise.noise_std": "recipes say what sigma is: runs are named by it.",
     "noise.noise_multiplier": "recipes say what sigma is: runs are named by it.",
-    "privacy.population": "say it with --population N.",
-    "privacy.ledger": "each of these runs has a ledger of its own, under --work.",
-    "corpus.path": "say it with --corpus ROLE=DIR.",
+    "privacy.population": "use --population N.",
+    "privacy.ledger": "each of these runs has its own ledger, under --work.",
+    "corpus.path": "use --corpus ROLE=DIR.",
 }
-"""Keys that `--set` must not change, because recipes or other options determine them, and what to use instead."""
+"""Keys that `--set` must not change, because recipes or other options set them, with a text that says what to do."""
 CPU_SPEED = 7.0
-"""User updates per second on two CPU cores."""
+"""User updates per second on two CPU cores, for estimates of time."""
 ROUNDS_LOST_ON_A_CPU = 20
-"""Largest number of rounds that a killed run loses on a CPU, where rounds are slow."""
+"""Largest number of rounds between checkpoints on a CPU. Rounds are slow there, and a killed run repeats them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +50,24 @@ class Workspace:
     """Everything that a session needs except the list of runs."""
 
     corpora: Mapping[str, Corpus]
+    """The corpora by role."""
     work: Path
+    """Folder of the run folders and ledgers."""
     results: Path
     """Folder of the results of this corpus."""
     scale: Scale
     seed_shift: int = 0
+    """Number added to the seed of every run."""
     engine: EngineChoice = EngineChoice()
     ranks: ProcessGroup | None = None
-    """The other processes, if several train together."""
+    """The processes that train together; None if there is only this process."""
 
     def make_folders(self) -> None:
-        """Create the folders. Raises `RunFolderError` now if one cannot be written to, and not after the first run."""
+        """Create the folders for runs and results, and check that both can be written.
+
+        Raises:
+            RunFolderError: A folder cannot be written. Without this check, the error would come after the first run.
+        """
         for folder, option in ((self.work, "--work"), (self.results, "--results")):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -71,10 +78,11 @@ class Workspace:
                 ) from None
 
     def speed(self, given: float | None) -> tuple[float, str]:
-        """User updates per second for an estimate of time, and the source of the number.
+        """Return the user updates per second for an estimate of time, and a text that says where the number comes from.
 
         Args:
-            given: The number that the user states; None for what was measured.
+            given: The number from the command line; None for the median of earlier results on this device, or for a
+                default if there are none.
         """
         if given is not None:
             return given, "as given"
@@ -86,11 +94,11 @@ class Workspace:
         return speed, f"as on {machine}; --users-per-second says otherwise"
 
     def left(self, steps: Sequence[Step], cap: int | None) -> tuple[list[PendingJob], dict[str, str]]:
-        """Return the jobs of all steps that lack rounds, and the reason for each job that cannot run.
+        """Return the jobs of all steps that are not complete, and the reason for each job that cannot run.
 
         Args:
             steps: The steps.
-            cap: Largest number of rounds of every run.
+            cap: Largest number of rounds of every run; None for no limit.
 
         Raises:
             CorpusMissing: None of the jobs can run.
@@ -98,15 +106,15 @@ class Workspace:
         jobs = furthest(job for step in steps for job in jobs_of(step, self.scale, cap))
         pending, reasons = self.pending_jobs(jobs)
         if len(reasons) == len(jobs):
-            raise CorpusMissing(f"None of these runs can be made: {'; '.join(sorted(set(reasons.values())))}.")
+            raise CorpusMissing(f"None of these runs can be trained: {'; '.join(sorted(set(reasons.values())))}.")
         return pending, reasons
 
     def folder(self, name: str) -> RunFolder:
-        """The run folder of a run."""
+        """Return the run folder of a run."""
         return RunFolder(self.work / name)
 
     def run(self, job: Job) -> Run:
-        """The complete configuration of a job."""
+        """Return the complete configuration of a job."""
         return build_run(
             job.run,
             self.corpora[job.run.corpus],
@@ -131,22 +139,25 @@ class Workspace:
             maker = "unheard corpus synth" if job.run.corpus == "synthetic" else "python -m reproduction prepare"
             return f"there is no corpus '{job.run.corpus}' (--corpus {job.run.corpus}=DIR; `{maker}` makes one)"
         if not corpus.held_out:
-            return f"{corpus.name} holds nobody out to measure on (prepare it with a larger --held-out, or more users)"
+            return f"{corpus.name} has no held-out users (prepare it with a larger --held-out, or more users)"
         if (users := self.scale.users(job.run, corpus.population)) > min(corpus.users, corpus.population):
             return f"{users:,} users per round are more than {corpus.name} has (--scale smoke takes fewer)"
         if job.run.after is not None and (why := self.reason_not_runnable(others[job.run.after], others)):
-            return f"it begins from {job.run.after}, and {why}"
+            return f"it starts from {job.run.after}, and {why}"
         return None
 
     def pending_jobs(self, jobs: Sequence[Job]) -> tuple[list[PendingJob], dict[str, str]]:
-        """Return the jobs that lack rounds, with the jobs that those start from, and the reasons why others cannot run.
+        """Return the jobs that are not complete, and the reason for each job that cannot run.
+
+        A job is complete if its result has enough rounds. A complete job is pending all the same if an incomplete job
+        starts from it and its run folder lacks rounds.
 
         Args:
-            jobs: Jobs, with those that they start from.
+            jobs: Jobs, including the jobs that they start from.
 
         Raises:
-            InvalidValue: There is a result of a run with other settings.
-            RunFolderExists: There is a run folder of a run with other settings.
+            InvalidValue: The results of a run have other settings.
+            RunFolderExists: The folder of a run has other settings.
         """
         by_name = {job.run.name: job for job in jobs}
         reasons = {name: why for name, job in by_name.items() if (why := self.reason_not_runnable(job, by_name))}
@@ -168,7 +179,7 @@ class Workspace:
         return pending, reasons
 
     def is_ready(self, job: Job, others: Mapping[str, Job]) -> bool:
-        """Return whether the run that a job starts from is complete, or the job itself has started.
+        """Return whether a job can start: the run that it starts from is complete, or the job has already started.
 
         Args:
             job: The job.
@@ -179,9 +190,13 @@ class Workspace:
         return self.rounds_done(job.run.after) >= others[job.run.after].rounds
 
     def started_early(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
-        """Runs that started from an earlier state of another run than that run has now, or will have.
+        """Return the runs that started from a model that its run has trained further since then, or will train further.
 
-        Returns the runs by a sentence that says so; their names do not.
+        Args:
+            jobs: The jobs of this session.
+
+        Returns:
+            The names of the runs, by a text that says from which round they started.
         """
         wanted = {job.run.name: job.rounds for job in jobs}
         reasons: dict[str, list[str]] = {}
@@ -191,16 +206,16 @@ class Workspace:
                 continue
             further = max(self.rounds_done(after), wanted.get(after, 0))
             if began < further:
-                why = f"began from {after} after {began:,} of its rounds, of which there are to be {further:,}"
+                why = f"started from {after} after {began:,} of {further:,} rounds"
                 reasons.setdefault(why, []).append(job.run.name)
         return reasons
 
     def rounds_done(self, name: str) -> int:
-        """Number of rounds in the last checkpoint of a run."""
+        """Return the number of rounds in the last checkpoint of a run."""
         return self.folder(name).saved_round
 
     def record_start(self, job: Job) -> None:
-        """Store the number of rounds of the earlier run that this job starts from, since that run may continue later."""
+        """Store how many rounds the run that this job starts from has completed now; it may be continued later."""
         if job.run.after is not None and not self.folder(job.run.name).run_file.exists():
             self.work.mkdir(parents=True, exist_ok=True)
             notes = {**self.began_after, job.run.name: self.rounds_done(job.run.after)}
@@ -208,19 +223,20 @@ class Workspace:
 
     @property
     def began_after(self) -> dict[str, int]:
-        """For each run that started from another one, the number of rounds which that one had."""
+        """The number of rounds of the earlier run, by the name of each run that started from another run."""
         return json.loads(self._notes.read_text(encoding="utf-8")) if self._notes.exists() else {}
 
     @property
     def _notes(self) -> Path:
+        """The file with the content of `began_after`."""
         return self.work / "began_after.json"
 
     def _suffices(self, result: RunResult | None, job: Job, run: Run) -> bool:
-        """Whether a result has all rounds of a job. Raises `InvalidValue` if it belongs to other settings."""
+        """Return whether a result has all rounds of a job. Raise `InvalidValue` if it has other settings."""
         if result is None:
             return False
         is_same_store = result.store in ("", self.corpora[job.run.corpus].digest)
-        settings = json.loads(json.dumps(settings_of(run)))  # as it is read again: JSON turns tuples into lists
+        settings = json.loads(json.dumps(settings_of(run)))  # as in a stored result: JSON turns tuples into lists
         if not is_same_store or comparable_settings(settings) != comparable_settings(result.settings):
             raise InvalidValue(
                 f"{self.results / FILE} has a result for {job.run.name} with other settings (another corpus, "
@@ -229,7 +245,7 @@ class Workspace:
         return result.rounds >= job.rounds
 
     def _check_same(self, job: Job, run: Run) -> None:
-        """Raise `RunFolderExists` if the run folder belongs to other settings."""
+        """Raise `RunFolderExists` if the run folder has other settings."""
         folder = self.folder(job.run.name)
         if not folder.run_file.exists():
             return
@@ -242,21 +258,25 @@ class Workspace:
 
 
 def check_changes(changes: Sequence[str], runs: Iterable[PaperRun]) -> None:
-    """Raise `InvalidValue` if a change cannot be made to all runs of a recipe.
+    """Raise `InvalidValue` if a change cannot be applied to all runs.
 
-    That is so if it concerns what distinguishes the runs, what another option sets, or one key twice.
+    A key must not be one that distinguishes the runs or that another option sets, and must not be given twice.
+
+    Args:
+        changes: Values of `--set`, in the form `table.key=value`.
+        runs: The runs that they apply to.
     """
 
     def key_of(change: str) -> str:
-        """The key of a change `table.key=value`."""
+        """Return the key of a change `table.key=value`."""
         return change.partition("=")[0].strip()
 
     keys = [key_of(change) for change in changes]
     refused = {key: f"{key} is given twice." for key in keys if keys.count(key) > 1} | OF_RECIPES
-    refused |= {key: "say it with --engine, --device or --rank-timeout." for key in keys if key.startswith("engine.")}
+    refused |= {key: "use --engine, --device or --rank-timeout." for key in keys if key.startswith("engine.")}
     own = {key_of(change): run.name for run in runs for change in run.changes}
     refused |= {
-        key: f"{name} says itself what {key} is. Choose recipes that leave it alone." for key, name in own.items()
+        key: f"the run {name} sets {key} itself. Choose recipes that do not set it." for key, name in own.items()
     }
     for key, change in zip(keys, changes, strict=True):
         if key in refused:

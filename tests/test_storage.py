@@ -57,10 +57,11 @@ def test_a_new_file_never_replaces_one_that_exists(tmp_path):
 def test_append_and_truncate_refuse_a_file_of_another_size(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"12345")
-    with pytest.raises(OSError, match="another process"):
-        storage.append(path, b"6", expected_size=4)
-    with pytest.raises(OSError, match="another process"):
-        storage.truncate(path, 2, expected_size=4)
+    for expected in (4, 6):
+        with pytest.raises(OSError, match="another process"):
+            storage.append(path, b"6", expected_size=expected)
+        with pytest.raises(OSError, match="another process"):
+            storage.truncate(path, 2, expected_size=expected)
     assert path.read_bytes() == b"12345"
     storage.append(path, b"6", expected_size=5)
     storage.truncate(path, 3, expected_size=6)
@@ -225,3 +226,16 @@ def test_a_file_that_another_process_creates_meanwhile_is_left_as_it_is(tmp_path
         storage.create_file(path, b"new")
     assert path.read_bytes() == b"of the other process"
     assert os.listdir(tmp_path) == ["ledger.jsonl"]
+
+
+def test_a_pipe_and_a_link_to_a_device_are_special_and_files_and_links_to_them_are_not(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "broken").symlink_to("nowhere")
+    (tmp_path / "folder").mkdir()
+    assert storage.special_file(tmp_path) is None
+    assert storage.special_file(tmp_path / "missing") is None
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    assert storage.special_file(tmp_path) == tmp_path / "zeros"
+    os.mkfifo(tmp_path / "pipe")
+    assert storage.special_file(tmp_path) == tmp_path / "pipe"

@@ -3,16 +3,17 @@
 #
 #     tools/check_install.sh [python3.12 ...]       (`make check-install`)
 #
-# pip's configuration files and the environment's extra sources are switched off, so that a local wheel cannot hide a
-# missing or conflicting version. pip resolves (--dry-run) against constraints.txt. Then the newest versions of what the
-# command line imports are installed into a temporary folder, without constraints, and the command line is started.
+# The script ignores pip's configuration files and environment variables that add other sources, so that a local wheel
+# cannot hide a missing or conflicting version. pip resolves (--dry-run) against constraints.txt. Then the newest
+# versions of the packages that the command line imports are installed into a temporary folder, without constraints, and
+# the command line is started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset PIP_FIND_LINKS PIP_EXTRA_INDEX_URL PIP_INDEX_URL PIP_CONSTRAINT PIP_NO_INDEX
 export PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1
 extras=$(sed -n '/^\[project.optional-dependencies\]/,/^\[project.scripts\]/s/^\([a-z]*\) = .*/\1/p' pyproject.toml | paste -sd,)
 
-# All supported interpreters: on the PATH, and those that pyenv keeps.
+# Default: for each supported version, the first interpreter on the PATH or in pyenv's folder.
 pythons=("$@")
 if [ ${#pythons[@]} -eq 0 ]; then
   for minor in 11 12 13 14; do
@@ -41,7 +42,7 @@ for python in "${pythons[@]}"; do
   fi
   rm -f "$log"
 done
-# A version without an interpreter here can still be resolved by uv, which needs none.
+# For a version without an interpreter on this machine, uv can still resolve the packages.
 uv=$(command -v .venv/bin/uv || command -v uv || true)
 for minor in 11 12 13 14; do
   case " $seen " in *" 3.$minor "*) continue ;; esac
@@ -49,14 +50,14 @@ for minor in 11 12 13 14; do
     echo "Python 3.$minor: no interpreter on this machine, not checked"
   elif UV_NO_CONFIG=1 "$uv" pip compile --quiet --python-version "3.$minor" --all-extras --only-binary :all: --no-binary pyspark \
     --constraint constraints.txt pyproject.toml >/dev/null; then
-    echo "Python 3.$minor: all extras resolve (by uv, wheels but for pyspark; no interpreter on this machine)"
+    echo "Python 3.$minor: all extras resolve (by uv, wheels except for pyspark; no interpreter on this machine)"
   else
     echo "Python 3.$minor: FAILED (by uv)"
     failed=1
   fi
 done
-# Without constraints pip takes the newest versions that pyproject.toml allows: the command line must start with those.
-# It imports few packages, so PyTorch is left out.
+# Without constraints pip takes the newest versions that pyproject.toml allows; the command line must start with them.
+# PyTorch is not installed, because the command line imports it only when a command needs it.
 python=${pythons[0]}
 folder=$(mktemp -d)
 mapfile -t needed < <(sed -n 's/^    "\(\(typer\|rich\|lazy-loader\|filelock\)[^"]*\)",.*/\1/p' pyproject.toml)

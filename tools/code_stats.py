@@ -6,12 +6,12 @@
 
 The script prints one column per package. Without `--trace` it needs only the standard library.
 
-    code lines                 without blank lines, comments and docstrings
+    code lines                 lines without blank lines, comments and docstrings
     single importer            modules that exactly one other module of the package imports
     private, used once         functions whose name begins with _ and occurs once outside their definition
     public functions           functions and methods without a leading _; functions inside functions do not count
-    class names used twice     classes of the package that share their name with another one (not counting private ones)
-    test functions             of the folder tests/ of the checkout; parametrised ones count once
+    class names used twice     names that two or more public classes of the package have
+    test functions             test functions in the folder tests/ of the checkout; a parametrised test counts once
     visits, calls              see tools/trace.py
 """
 
@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LONG_LINE = 120
+"""Longest line of the documents, in characters."""
 TRACE = Path(__file__).with_name("trace.py")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -64,7 +65,7 @@ def definitions(node: ast.AST) -> Iterator[ast.ClassDef | Function]:
 
 
 def packages_of(folder: Path) -> list[Path]:
-    """Return the packages to measure: those of a checkout, or the folder itself."""
+    """Return the packages to measure: `src/unheard` and `reproduction` of a checkout, or the package of a folder."""
     if (folder / "src" / "unheard").is_dir():
         return [folder / "src" / "unheard", *(p for p in [folder / "reproduction"] if p.is_dir())]
     inside = [folder / "src" / folder.name, folder / folder.name, folder / folder.name.replace("-", "_")]
@@ -72,7 +73,7 @@ def packages_of(folder: Path) -> list[Path]:
 
 
 def measure(folder: Path) -> dict[str, str]:
-    """Return the table's column for one package, as text by row name."""
+    """Return the column of the table for one package: the text of each cell by the name of its row."""
     paths = sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
     if not paths:
         raise SystemExit(f"{folder} holds no Python files.")
@@ -133,7 +134,12 @@ def measure(folder: Path) -> dict[str, str]:
 
 
 def measure_checkout(checkout: Path, with_trace: bool) -> dict[str, str]:
-    """Return the rows about a checkout of Unheard as a whole: its documents, its tests and, if asked for, its commands."""
+    """Return the cells about a checkout of Unheard as a whole: its documents, its tests and, on request, its commands.
+
+    Args:
+        checkout: Folder of the checkout.
+        with_trace: Whether to run `train` and `prepare` and count the files that they visit (`tools/trace.py`).
+    """
     documents = [line for path in (checkout / "docs").rglob("*.md") for line in path.read_text().splitlines()]
     tests = [
         node.name.startswith("test_")
@@ -157,6 +163,7 @@ def measure_checkout(checkout: Path, with_trace: bool) -> dict[str, str]:
 
 
 def main() -> None:
+    """Print the table for the folders on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, default=[Path()], help="checkouts or package folders")
     parser.add_argument("--trace", action="store_true", help="also count the files that `train` and `prepare` visit")

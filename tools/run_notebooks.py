@@ -1,9 +1,9 @@
-"""Runs the notebooks of `examples/notebooks` from their first cell to their last, in a temporary folder.
+"""Run the notebooks of `examples/notebooks` from the first cell to the last, in a temporary folder.
 
     python tools/run_notebooks.py [NOTEBOOK ...]
 
-Prints the seconds that each took. Exit status 1 if a cell raises an error, whose traceback is printed. The files in the
-repository are not changed: they are kept without output.
+The script prints the seconds that each notebook took. If a cell raises an error, it prints the traceback and its exit
+status is 1. The files in the repository are not changed, because notebooks are committed without output.
 """
 
 import sys
@@ -17,10 +17,11 @@ from nbclient.exceptions import CellExecutionError
 
 NOTEBOOKS = Path(__file__).parents[1] / "examples" / "notebooks"
 SECONDS_PER_CELL = 300
+"""Time limit of one cell."""
 
 
 def run(path: Path) -> bool:
-    """Runs one notebook. Returns whether every cell succeeded."""
+    """Run one notebook and return whether every cell succeeded."""
     notebook = nbformat.read(path, as_version=4)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="unheard-notebook-") as folder:

@@ -1,14 +1,15 @@
-"""Hooks of the documentation site (mkdocs.yml): the pages that are generated from the code each time the site is built.
+"""Hooks of the documentation site (mkdocs.yml), which generate pages from the code each time the site is built.
 
 - `commands.md`: below each heading `## unheard NAME`, the usage, arguments, options and examples of that command.
 - `run-file.md`: in place of `<!-- run file tables -->`, every table and key with type, default and meaning.
 - `api.md`: in place of `<!-- public names -->`, every name of `import unheard` from its docstring (mkdocstrings).
 - `errors.md`: in place of `<!-- error tree -->`, a table of the exceptions with their meanings.
-- `decisions/index.md`: a list of all decisions, unless the folder has an index of its own.
+- `decisions/index.md`: a list of all decisions, unless the folder has its own index.
 - `changelog.md`: the text of CHANGELOG.md.
 
-Every page: inline code that names a source file, an example or a test becomes a link to a page with that file's text, at the
-line in question, so that a claim can be followed without leaving the site. Tests call the functions of this module directly.
+On every page, inline code that names a source file, an example or a test becomes a link to a page with the text of that
+file, at the line in question, so that a reader can check a claim without leaving the site. Tests call the functions of
+this module directly.
 """
 
 import ast
@@ -27,21 +28,31 @@ SRC = ROOT / "src" / "unheard"
 
 
 def import_this_checkout() -> None:
-    """Makes `unheard` and `reproduction` of this checkout importable. (MkDocs restores sys.path after it loads hooks.)"""
+    """Make `unheard` and `reproduction` of this checkout importable. Hooks must call this again when they run.
+
+    MkDocs restores `sys.path` after it has loaded the hooks, so a change at import time would be lost.
+    """
     for folder in (str(ROOT), str(ROOT / "src")):
         if folder not in sys.path:
             sys.path.insert(0, folder)
 
 
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+"""A fenced block of code."""
 INLINE_CODE = re.compile(r"(?<![\[`])`([^`\n]+)`(?![`\]])")
+"""Inline code that is not part of a link."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- commands
 
 
 def commands(group: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yields (whole name, command) for every command of a Typer application that is not hidden."""
+    """Yield the whole name and the command, for every command of a Typer application that is not hidden.
+
+    Args:
+        group: The application or one of its groups of commands.
+        name: The name of the group, such as `unheard`.
+    """
     for verb, command in group.commands.items():
         if getattr(command, "hidden", False):
             continue
@@ -53,7 +64,7 @@ def commands(group: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 @cache
 def all_commands() -> dict[str, Any]:
-    """Every command of `unheard` and of `python -m reproduction` by its whole name."""
+    """Return every command of `unheard` and of `python -m reproduction` by its whole name."""
     import typer.main
     from reproduction.cli.main import app as reproduction
 
@@ -65,7 +76,7 @@ def all_commands() -> dict[str, Any]:
 
 
 def command_section(name: str) -> str:
-    """The generated Markdown of one command: usage, a table of arguments and options for each panel, examples."""
+    """Return the generated Markdown of one command: usage, a table of options for each panel of its help, examples."""
     command = all_commands()[name]
     positional = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and not getattr(p, "hidden", False)]
@@ -84,7 +95,7 @@ def command_section(name: str) -> str:
 
 
 def _parameter_row(parameter: Any) -> str:
-    """The row of one argument or option: its names, its help with the choices, and its default."""
+    """Return the row of one argument or option: its names, its help with the choices, and its default."""
     if parameter.param_type_name == "argument":
         names = f"`{parameter.metavar or parameter.name}`"
     else:
@@ -95,7 +106,7 @@ def _parameter_row(parameter: Any) -> str:
     repeated = " May be repeated." if parameter.multiple and "repeated" not in (parameter.help or "") else ""
     if parameter.required:
         default = "required"
-    elif isinstance(parameter.show_default, str):  # what happens without the option, in words
+    elif isinstance(parameter.show_default, str):  # a default in words
         default = _plain(parameter.show_default)
     elif parameter.default in (None, (), []) or callable(parameter.default):
         default = ""
@@ -107,28 +118,34 @@ def _parameter_row(parameter: Any) -> str:
 
 
 def _value(value: Any) -> str:
+    """Return a default or a choice as text; enumerations as their value, lists separated by commas."""
     if isinstance(value, list | tuple):
         return ", ".join(_value(item) for item in value)
     return str(getattr(value, "value", value))
 
 
 def _plain(text: str) -> str:
-    """Help text as Markdown: without Rich's markup, and with what HTML would take for a tag escaped."""
+    """Return a help text as Markdown: without the markup of Rich, and with `<` escaped."""
     text = re.sub(r"\[/?(?:bold|dim|italic|red|green|yellow|cyan|b|i)\]", "", text)
     return text.replace("<", "&lt;").replace("\\[", "[")
 
 
 def _row(*cells: str) -> str:
+    """Return one row of a Markdown table."""
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
 def _examples(epilog: str) -> list[str]:
+    """Return the example lines of a command's epilog, without its heading."""
     lines = [_plain(line.strip()) for line in epilog.splitlines()]
     return [line for line in lines if line and line.rstrip(":") not in ("Examples", "Example")]
 
 
 def commands_page(markdown: str) -> str:
-    """The page with each command's generated part at the end of its section; commands without a section come last."""
+    """Return `commands.md` with the generated part of each command at the end of its section.
+
+    Commands without a section are added at the end, with their help text.
+    """
     head, *sections = re.split(r"^(?=## )", markdown, flags=re.MULTILINE)
     parts, written = [head], set()
     for section in sections:
@@ -148,7 +165,10 @@ def commands_page(markdown: str) -> str:
 
 
 def run_file_tables() -> dict[str, dict[str, type]]:
-    """Every table of a run file: its kinds (one without a name where there is no choice) and the class of each."""
+    """Return the class of each kind of each table of a run file.
+
+    A table that has no key `kind` has one class, under the empty name.
+    """
     import unheard
     from unheard.mechanism.plan import KINDS
     from unheard.training.round import SERVERS
@@ -168,7 +188,7 @@ def run_file_tables() -> dict[str, dict[str, type]]:
 
 
 def run_file_page(markdown: str) -> str:
-    """The page with the generated tables in place of the marker."""
+    """Return `run-file.md` with the generated tables in place of the marker."""
     from unheard.training.run import DEFAULTS, REQUIRED
 
     parts = []
@@ -191,6 +211,7 @@ def run_file_page(markdown: str) -> str:
 
 
 def _field_row(cls: type, field: "dataclasses.Field[Any]") -> str:
+    """Return the row of one key of a run file: name, type, default and meaning."""
     if field.default is not dataclasses.MISSING:
         default = "none" if field.default is None else f"`{_toml(field.default)}`"
     elif field.default_factory is not dataclasses.MISSING:
@@ -201,6 +222,7 @@ def _field_row(cls: type, field: "dataclasses.Field[Any]") -> str:
 
 
 def _toml(value: Any) -> str:
+    """Return a default as it is written in TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -209,7 +231,12 @@ def _toml(value: Any) -> str:
 
 
 def type_in_words(cls: type, name: str) -> str:
-    """The type of a key as TOML knows it."""
+    """Return the type of a key in words for a reader of TOML, such as `whole number`; choices are listed.
+
+    Args:
+        cls: The class of the part.
+        name: The name of the key.
+    """
     hint = typing.get_type_hints(cls)[name]
     allowed = typing.get_args(hint) if type(None) in typing.get_args(hint) else (hint,)
     words = {int: "whole number", float: "number", str: "text", bool: "true or false", tuple: "list", dict: "table"}
@@ -224,13 +251,14 @@ def type_in_words(cls: type, name: str) -> str:
 
 
 def first_paragraph(cls: type) -> str:
+    """Return the first paragraph of the docstring of a class, on one line."""
     return " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """What each field of a part means: its attribute docstring, else its line under Args or Attributes.
+    """Return the meaning of each field of a part: its attribute docstring, else its line under Args or Attributes.
 
-    A docstring may refer to another class of its module: "The arguments are those of `TiedLSTM`".
+    If the docstring says "The arguments are those of `TiedLSTM`", the meanings of that class are included.
     """
     by_field: dict[str, str] = {}
     if refers := re.search(r"The arguments are those of `(\w+)`", inspect.getdoc(cls) or ""):
@@ -242,6 +270,7 @@ def meanings(cls: type) -> dict[str, str]:
 
 
 def _from_attributes(cls: type) -> dict[str, str]:
+    """Return the attribute docstrings of a class by the name of the field."""
     body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
     texts = {}
@@ -253,6 +282,7 @@ def _from_attributes(cls: type) -> dict[str, str]:
 
 
 def _from_args(docstring: str) -> dict[str, str]:
+    """Return the texts under `Args:` and `Attributes:` of a docstring by name."""
     texts: dict[str, str] = {}
     for section in re.findall(r"^(?:Args|Attributes):\n((?:[ \t]+.*\n?|\n)*)", docstring, re.MULTILINE):
         for name, text in re.findall(r"^ {4}(\w+)(?: \([^)]*\))?:((?:.*\n?(?: {5,}.*\n?)*))", section, re.MULTILINE):
@@ -264,7 +294,7 @@ def _from_args(docstring: str) -> dict[str, str]:
 
 
 def public_names() -> dict[str, list[str]]:
-    """The names of `import unheard` by the package that defines them, in the order of `__init__.pyi`."""
+    """Return the public names of `unheard` by the package that defines them, in the order of `__init__.pyi`."""
     groups: dict[str, list[str]] = {}
     for node in ast.parse((SRC / "__init__.pyi").read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -285,11 +315,11 @@ TITLES = {
     "privacy": "Accounting",
     "errors": "Errors",
 }
-"""The headings of the API page, in their order."""
+"""The headings of the API page by package, in the order of the page."""
 
 
 def api_page(markdown: str) -> str:
-    """The page with every public name, by package in the order of `TITLES`."""
+    """Return `api.md` with every public name in place of the marker, by package in the order of `TITLES`."""
     parts = []
     order = list(TITLES)
     for package, names in sorted(public_names().items(), key=lambda item: order.index(item[0])):
@@ -299,10 +329,11 @@ def api_page(markdown: str) -> str:
 
 
 def errors_page(markdown: str) -> str:
-    """The page with a table of the exceptions, each below its parent."""
+    """Return `errors.md` with a table of the exceptions in place of the marker, each below its base class."""
     from unheard import errors
 
     def rows(cls: type, depth: int) -> list[str]:
+        """Return the row of an exception and the rows of its subclasses, indented by depth."""
         children = [row for child in cls.__subclasses__() for row in rows(child, depth + 1)]
         return [_row(f"{'&emsp;' * 2 * depth}`{cls.__name__}`", first_paragraph(cls)), *children]
 
@@ -311,7 +342,7 @@ def errors_page(markdown: str) -> str:
 
 
 def decisions_index() -> str:
-    """A list of all decisions by number, with the title of each."""
+    """Return a page that lists all decisions by number, with the title of each."""
     lines = ["# Decisions", "", "Each page states one decision, the reasons, and what was measured or rejected.", ""]
     for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
         title = path.read_text().splitlines()[0].removeprefix("# ").strip()
@@ -324,7 +355,7 @@ def decisions_index() -> str:
 
 @cache
 def tests_by_name() -> dict[str, tuple[str, int]]:
-    """Each test function: its file, relative to the repository, and its line."""
+    """Return the file, relative to the repository, and the line of each test function by its name."""
     places = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -334,7 +365,11 @@ def tests_by_name() -> dict[str, tuple[str, int]]:
 
 
 def repository_file(name: str) -> str | None:
-    """The path, relative to the repository, of a file that a page names: as it stands or below src/unheard."""
+    """Return the path, relative to the repository, of a file that a page names; None if there is no such file.
+
+    Args:
+        name: A path relative to the repository (with a folder), or relative to src/unheard.
+    """
     if not re.fullmatch(r"[\w.-]+(?:/[\w.-]+)*\.(?:py|sh|yaml|toml)", name):
         return None
     for base in (ROOT, SRC):
@@ -344,7 +379,12 @@ def repository_file(name: str) -> str | None:
 
 
 def line_of_comment(path: str, sentence: str) -> int | None:
-    """The line of the `# DP:` comment that holds a sentence, also where the sentence runs over several lines."""
+    """Return the line of the `# DP:` comment that contains a sentence; None if there is none.
+
+    Args:
+        path: A file, relative to the repository.
+        sentence: The sentence, which may be broken over several lines in the file.
+    """
     lines = (ROOT / path).read_text().splitlines()
     for number, line in enumerate(lines, 1):
         if "# DP:" in line:
@@ -355,7 +395,13 @@ def line_of_comment(path: str, sentence: str) -> int | None:
 
 
 def link_to_source(code: str, up: str, line: int | None = None) -> str | None:
-    """A Markdown link for inline code that names a file or a test, or None. `up` leads from the page to the docs folder."""
+    """Return a Markdown link for inline code that names a file or a test; None if it names neither.
+
+    Args:
+        code: The inline code.
+        up: The relative path from the page to the docs folder.
+        line: The line that the link leads to; None for the top of the file. The line of a test is known.
+    """
     if code in tests_by_name():
         path, line = tests_by_name()[code]
     elif (path := repository_file(code)) is None:
@@ -365,14 +411,22 @@ def link_to_source(code: str, up: str, line: int | None = None) -> str | None:
 
 
 _linked: set[str] = set()
-"""Repository files that some page links to; each becomes a page under source/."""
+"""Repository files that a page links to; each becomes a page under source/."""
 
 
 def with_links(markdown: str, page: str) -> str:
-    """The page with its names of files and tests as links, and its links out of docs/ as links to pages under source/."""
+    """Return a page with links to the pages under source/.
+
+    Inline code that names a file or a test becomes a link, and links to files outside docs/ are redirected.
+
+    Args:
+        markdown: The text of the page.
+        page: The path of the page, relative to docs/.
+    """
     up = "../" * page.count("/")
 
     def rewrite(text: str) -> str:
+        """Return a text without fenced code, with all links."""
         text = joined_references(_outside_links(text, page, up))
         linked = "\n".join(_link_line(line, up) for line in text.split("\n"))
         return CLAIMS.sub(_claims, linked)
@@ -385,22 +439,27 @@ def with_links(markdown: str, page: str) -> str:
 
 
 REFERENCE = re.compile(r"^→ .*(?:\n  \S.*)*", re.MULTILINE)
-"""A reference of the privacy argument, with its continuation lines, which begin with two spaces."""
+"""A reference of the privacy argument ("→ ..."), with its continuation lines, which begin with two spaces."""
 CLAIMS = re.compile(r"(?:^→ .*\n?)+", re.MULTILINE)
+"""Consecutive references of the privacy argument, each on one line."""
 
 
 def joined_references(markdown: str) -> str:
-    """The text with each reference of the privacy argument on one line."""
+    """Return a text with each reference of the privacy argument on one line."""
     return REFERENCE.sub(lambda match: re.sub(r"\n +", " ", match[0]), markdown)
 
 
 def _claims(match: "re.Match[str]") -> str:
-    """Lines of the privacy argument that name a line of code and its tests: a block of paragraphs of their own."""
+    """Return consecutive references of the privacy argument as one block, with a paragraph for each."""
     lines = match[0].strip().split("\n")
     return '\n<div class="claims" markdown>\n\n' + "\n\n".join(lines) + "\n\n</div>\n\n"
 
 
 def _link_line(line: str, up: str) -> str:
+    """Return a line of a page with links for its inline code.
+
+    A reference that quotes a `# DP:` comment links to the line of the comment.
+    """
     if line.startswith(("    ", "#", ":::")):
         return line
     claim = re.match(r"(?:→|- )\s*`([\w/]+\.py)` “([^”]+)”", line)
@@ -415,6 +474,8 @@ def _link_line(line: str, up: str) -> str:
 
 
 def _outside_links(text: str, page: str, up: str) -> str:
+    """Return a text whose links to repository files outside docs/ lead to pages of the site instead."""
+
     def replace(match: "re.Match[str]") -> str:
         target = (ROOT / "docs" / page).parent.joinpath(match[1]).resolve()
         if not target.is_file() or target.is_relative_to(ROOT / "docs") or not target.is_relative_to(ROOT):
@@ -429,7 +490,7 @@ def _outside_links(text: str, page: str, up: str) -> str:
 
 
 def source_page(path: str) -> str:
-    """A page with the text of one file of the repository."""
+    """Return a page with the text of one file of the repository, with an HTML id for each line of code."""
     text = (ROOT / path).read_text()
     head = "---\nsearch:\n  exclude: true\nhide:\n  - navigation\n  - toc\n---\n"
     if path.endswith(".md"):
@@ -438,7 +499,7 @@ def source_page(path: str) -> str:
     from pygments.formatters import HtmlFormatter
     from pygments.lexers import get_lexer_for_filename
 
-    # Raw HTML, so that MkDocs sees the id of each line and checks the links to it.
+    # Write raw HTML, so that MkDocs finds the id of each line and can check links to it.
     code = highlight(text, get_lexer_for_filename(path), HtmlFormatter(linespans="line", wrapcode=True))
     return f"{head}# `{path}`\n\n{code}\n"
 
@@ -446,33 +507,35 @@ def source_page(path: str) -> str:
 # ----------------------------------------------------------------------------------------------------------------- the hooks
 
 GENERATED = {"commands.md": commands_page, "run-file.md": run_file_page, "api.md": api_page, "errors.md": errors_page}
+"""The function that fills each generated page, by the path of the page."""
 
 
 def rendered(page: str, markdown: str) -> str:
-    """A page of docs/ as the site shows it, in Markdown."""
+    """Return the Markdown of a page of docs/ as the site shows it, with generated parts and links."""
     return with_links(GENERATED.get(page, lambda text: text)(markdown), page)
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages that have no file in docs/."""
+    """Add the pages that have no file in docs/. MkDocs calls this hook once per build."""
     from mkdocs.structure.files import File
 
     import_this_checkout()
 
     def add(name: str, text: str) -> None:
+        """Add a generated page, unless docs/ has a file of this name."""
         if files.get_file_from_path(name) is None:
             files.append(File.generated(config, name, content=text))
 
     add("changelog.md", (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "]("))
     add("decisions/index.md", decisions_index())
     for file in [file for file in files if file.src_uri.endswith(".md")]:
-        rendered(file.src_uri, file.content_string)  # collects the files that pages link to
+        rendered(file.src_uri, file.content_string)  # only to collect the linked files in `_linked`
     for path in sorted(_linked):
         add(f"source/{path}{'' if path.endswith('.md') else '.md'}", source_page(path))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Fills the generated pages and turns names of files and tests into links."""
+    """Fill the generated pages and turn names of files and tests into links. MkDocs calls this hook for each page."""
     name = page.file.src_uri
     return markdown if name.startswith("source/") else rendered(name, markdown)

@@ -1,8 +1,8 @@
-"""Count the files of the package that a command visits, to measure how far a reader has to follow it.
+"""Count the files of the package that a command visits, as a measure of how many files a reader has to open.
 
 Usage:
 
-    python tools/trace.py train            # figures for a run of two rounds on a synthetic corpus
+    python tools/trace.py train            # the counts for a run of two rounds on a synthetic corpus
     python tools/trace.py prepare --files  # also list the files, with the functions called in each
     python tools/trace.py train --path     # also print the calls from the command to the round
     python tools/trace.py train --checkout ../unheard-0.1.0      # the same for another checkout of Unheard
@@ -11,10 +11,10 @@ The script runs the command in this process on a small synthetic corpus in a tem
 call with `sys.setprofile`. It reports
 
     files       files under src/unheard in which at least one function was called
-    switches    distinct pairs (caller, callee) of functions that lie in two different packages of src/unheard
-    calls       for `train`: calls of package functions between the command and the round (`ROUNDS`)
+    switches    distinct pairs (caller, callee) of functions that are in two different packages of src/unheard
+    calls       for `train`: length of the chain of calls from the command to the round (`ROUNDS`)
 
-Module bodies and calls made while a module is imported do not count: a reader of the command does not follow them.
+Module bodies and calls during an import do not count, because a reader of the command does not follow them.
 """
 
 import argparse
@@ -31,15 +31,21 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = ("train", "prepare")
 ROUNDS = (("training/round.py", "run_rounds"), ("training/loop.py", "_rounds"))
-"""The function that runs a round: today, and in version 0.1.0."""
+"""File and name of the function that runs a round: in this version, and in version 0.1.0."""
 IMPORT_MACHINERY = "<frozen importlib"
+"""Beginning of the file name of frames that belong to Python's import system."""
 
 
 class Trace:
-    """Records which functions of the package are called, and from where.
+    """A profile function for `sys.setprofile` that records which functions of the package are called, and from where.
 
     Args:
         source: The folder of the package, `src/unheard` of a checkout.
+
+    Attributes:
+        functions: The names of the called functions, by file.
+        edges: Calls from one package to another: file and function of the caller, file and function of the callee.
+        path: The chain of calls from the command to the first round; empty if no round was run.
     """
 
     def __init__(self, source: Path) -> None:
@@ -60,14 +66,17 @@ class Trace:
             self.path = [f"{file}: {caller}" for file, caller in reversed(stack)]
 
     def _package_file(self, frame: FrameType) -> str | None:
-        """The path of a frame's file relative to the package; None for other code and for module and class bodies."""
+        """Return the path of a frame's file relative to the package; None for other code, and for module bodies."""
         path = frame.f_code.co_filename
         if not path.startswith(self.source) or not frame.f_code.co_flags & 0x2:  # CO_NEWLOCALS: a function
             return None
         return path[len(self.source) :]
 
     def _package_stack(self, frame: FrameType | None) -> list[tuple[str, str]]:
-        """The package's functions on the stack, innermost first; comprehensions and generator expressions are skipped."""
+        """Return file and name of the package's functions on the stack, innermost first.
+
+        Comprehensions, generator expressions and lambda functions are skipped.
+        """
         stack = []
         while frame is not None:
             name = self._package_file(frame)
@@ -78,6 +87,7 @@ class Trace:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a frame runs while a module is imported."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(IMPORT_MACHINERY):
             return True
@@ -86,11 +96,12 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _package(name: str) -> str:
+    """Return the package of a file, such as `training` for `training/round.py`; empty for a top-level module."""
     return name.split("/")[0] if "/" in name else ""
 
 
 def _unheard(*words: str) -> Callable[[], None]:
-    """The command line in this process."""
+    """Return a function that runs a command of `unheard` in this process."""
 
     def run() -> None:
         from unheard.cli.main import app
@@ -101,7 +112,12 @@ def _unheard(*words: str) -> Callable[[], None]:
 
 
 def _steps(command: str, folder: Path) -> tuple[list[Callable[[], None]], Callable[[], None]]:
-    """What has to happen before the command, and the command itself."""
+    """Return the functions that must run before the command (not traced), and the function that runs the command.
+
+    Args:
+        command: One of `COMMANDS`.
+        folder: A temporary folder, in which the text is written.
+    """
     text, corpus, run_file = folder / "text.jsonl", folder / "corpus", folder / "run.toml"
     words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "then", "it", "sleeps"]
     rows = [{"user": f"u{u}", "text": " ".join(words[(u + k) % 13] for k in range(30))} for u in range(80)]
@@ -117,7 +133,14 @@ def _steps(command: str, folder: Path) -> tuple[list[Callable[[], None]], Callab
 
 
 def trace(command: str, checkout: Path = ROOT) -> Trace:
-    """Run a command of a checkout on a small corpus and record its calls. One process can trace one checkout."""
+    """Run a command of a checkout on a small corpus and return the record of its calls.
+
+    One process can trace only one checkout, because it imports `unheard` from there.
+
+    Args:
+        command: One of `COMMANDS`.
+        checkout: The folder of the checkout.
+    """
     sys.path.insert(0, str(checkout / "src"))
     recorded = Trace(checkout / "src" / "unheard")
     with tempfile.TemporaryDirectory() as folder:
@@ -135,6 +158,7 @@ def trace(command: str, checkout: Path = ROOT) -> Trace:
 
 
 def main() -> None:
+    """Trace the command that is given on the command line and print the counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--files", action="store_true", help="list the files and the functions called in each")

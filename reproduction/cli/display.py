@@ -1,7 +1,7 @@
 """Terminal output of `python -m reproduction`: the plan of a session, progress bars, results and warnings.
 
-`show_plan` prints the jobs with an estimate of time, `show_running` draws one bar for all runs and one for the
-current group, and prints a line every 30 seconds if standard error is not a terminal.
+`show_plan` prints the jobs with an estimate of time. `show_running` draws one progress bar for all runs and one for the
+current group. If standard error is not a terminal, it prints a line every 30 seconds instead.
 """
 
 import difflib
@@ -23,13 +23,20 @@ if TYPE_CHECKING:
     from reproduction.workspace import Workspace
 
 _WIDE = 110
-"""Terminals narrower than this show fewer columns."""
+"""Width in characters; narrower terminals show fewer columns."""
 EVERY = 30
-"""Seconds between two lines if there is no terminal."""
+"""Seconds between two lines of progress if there is no terminal."""
 
 
 def show_plan(workspace: "Workspace", left: Sequence["PendingJob"], users_per_second: float, why: str) -> None:
-    """Print every job that lacks rounds, its user updates, and the estimated time."""
+    """Print every job that is not complete, with its user updates and the estimated time.
+
+    Args:
+        workspace: Folders and state of the session.
+        left: The jobs that are not complete.
+        users_per_second: User updates per second, for the estimate.
+        why: Where this number comes from.
+    """
     if not left:
         say(f"{workspace.results}: nothing is left to run.")
         return
@@ -42,7 +49,7 @@ def show_plan(workspace: "Workspace", left: Sequence["PendingJob"], users_per_se
         "user updates": lambda one: f"{one.left * one.users:,}",
         "time": lambda one: duration(one.left * one.users / users_per_second),
     }
-    if notes.width < _WIDE:  # names are what one copies from here: nothing of them may be cut
+    if notes.width < _WIDE:  # keep room for whole names of runs, because users copy them
         del columns["corpus"], columns["rounds"]
     rows = [[cell(one) for cell in columns.values()] for one in left]
     notes.print(rich_table("To be run", columns, rows, left=("run", "corpus")))
@@ -51,8 +58,8 @@ def show_plan(workspace: "Workspace", left: Sequence["PendingJob"], users_per_se
     runs = f"{len(left):,} run{'' if len(left) == 1 else 's'}"
     say(f"{runs}, {total:,} user updates: about {needed} at {users_per_second:,.0f} a second ({why}).")
     for reason, names in workspace.started_early([pending.job for pending in left]).items():
-        went_on = f"{', '.join(names)}: {reason}, and goes on from there."
-        note(f"{went_on} To begin anew, remove its folder in {workspace.work} first.", style="yellow")
+        went_on = f"{', '.join(names)}: {reason}, and continues from there."
+        note(f"{went_on} To start again, first remove its folder in {workspace.work}.", style="yellow")
 
 
 def rich_table(
@@ -64,8 +71,8 @@ def rich_table(
         title: The title.
         columns: Names of the columns.
         rows: The cells.
-        left: The columns of words, which are aligned to the left.
-        folded: The column that may be broken over lines.
+        left: The columns that are aligned to the left; the others are aligned to the right.
+        folded: The column whose cells may be broken over lines; empty for none.
     """
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for name in columns:
@@ -76,16 +83,16 @@ def rich_table(
 
 
 def say_if_missing(results: Path) -> None:
-    """Warn if the results folder does not exist, with the most similar name.
+    """Print a warning if the results folder does not exist, and suggest the most similar name.
 
-    Otherwise a typing error looks like missing runs.
+    Without the warning, a misspelt name looks like missing runs.
     """
     if not results.exists():
         siblings = [one.name for one in results.parent.iterdir()] if results.parent.is_dir() else []
         close = difflib.get_close_matches(results.name, siblings, n=1)
         hint = f" Did you mean {results.parent / close[0]}?" if close else " `python -m reproduction run` makes some."
         missing = f"There is no folder {results}: no results are shown.{hint}"
-        note(f"{missing} --results says where they lie.", style="yellow")
+        note(f"{missing} --results names the folder of results.", style="yellow")
 
 
 def show_skipped(reasons: Mapping[str, str]) -> None:
@@ -95,7 +102,15 @@ def show_skipped(reasons: Mapping[str, str]) -> None:
 
 
 def show_running(events: Iterator["Event"], updates: int) -> bool:
-    """Draw the bars while groups run, and print a row per run when its group ends. Returns whether no group failed."""
+    """Show progress bars while groups of runs train, and print a line per run when its group ends.
+
+    Args:
+        events: The events of `runner.run_steps`.
+        updates: The number of user updates of all runs, which is the length of the first bar.
+
+    Returns:
+        Whether no group failed.
+    """
     from reproduction.runner import GroupBegan, GroupEnded, RoundDone, Skipped
 
     columns = (
@@ -106,8 +121,8 @@ def show_running(events: Iterator["Event"], updates: int) -> bool:
         progress.TimeElapsedColumn(),
         progress.TimeRemainingColumn(),
     )
-    # Closed on every way out: the runner then saves and records what was begun.
-    stopped = if_interrupted("What was done is saved and recorded: the same command goes on.")
+    # `closing` makes the runner save and record the current group in every case, also on Ctrl-C.
+    stopped = if_interrupted("All completed rounds are saved and recorded. The same command continues.")
     logged = time.monotonic()
     with stopped, progress.Progress(*columns, console=notes, refresh_per_second=2) as bars, closing(events):  # pyright: ignore[reportArgumentType]
         whole = bars.add_task("all runs", total=max(updates, 1), figures="")
@@ -131,7 +146,7 @@ def show_running(events: Iterator["Event"], updates: int) -> bool:
                     best = f", best top-1 {100 * max(accuracy.values()):.2f} %" if accuracy else ""
                     bars.update(group, advance=one.updates, figures=f"round {one.round:,}{best}")
                     bars.update(whole, advance=one.updates)
-                    if (now := time.monotonic()) >= logged + EVERY:  # for logs, where nobody sees the bars
+                    if (now := time.monotonic()) >= logged + EVERY:  # for log files, which do not show the bars
                         logged, all_, remaining = now, bars.tasks[0], bars.tasks[0].time_remaining
                         left = "" if remaining is None else f", about {duration(remaining)} left"
                         doing = f"{bars.tasks[-1].description}, round {one.round:,}{best}"
@@ -153,4 +168,4 @@ def _show_results(ended: "GroupEnded") -> None:
         say(f"{result.name}: {rounds}, {accuracy}, {result.users_per_second:,.1f} users/s")
     if ended.error:
         note(ended.error, style="red")
-        note("This group ended by an error; what it had done is kept, and the others go on.", style="bold red")
+        note("This group failed. Its completed rounds are kept, and the other groups continue.", style="bold red")

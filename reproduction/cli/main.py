@@ -1,7 +1,7 @@
 """The application `python -m reproduction`, with the commands `list`, `show`, `page` and `compare`.
 
-`prepare` and `run` are in modules of their own. Commands import their dependencies when they are called, so
-that help is fast.
+`prepare` and `run` have their own modules. Commands import their dependencies when they are called, so that `--help` is
+fast.
 """
 
 import json
@@ -105,7 +105,7 @@ def list_(
     _print_recipes(rows, first.title if first else None)
     left = f"; {total - done:,} of them are left" if done else ""
     say(
-        f"{len(runs)} runs, shared where recipes want the same: {total:,} user updates{left}, "
+        f"{len(runs)} runs, some shared by several recipes: {total:,} user updates{left}, "
         f"about {duration((total - done) / users_per_second)} at {users_per_second:,.0f} a second."
     )
 
@@ -115,15 +115,15 @@ def show(
     results: Results = ALL_RESULTS,
     as_json: AsJson = False,
 ) -> None:
-    """Show one table or figure: the paper's numbers beside ours, and whether its conclusion held in our runs, and why."""
+    """Show one table or figure: the paper's numbers next to ours, whether its conclusion held in our runs, and why."""
     from reproduction.cli.display import say_if_missing
     from reproduction.exhibits import exhibit
     from reproduction.results import result_sets
 
     first, *others = result_sets(results)
-    with notes.status("Working out what it shows"):
+    with notes.status("Computing the exhibit"):
         filled = exhibit(name, first)
-    if filled.runs.rows:  # else it needs no results
+    if filled.runs.rows:  # an exhibit without runs needs no results
         say_if_missing(results)
     if as_json:
         print(json.dumps(filled.as_json(), allow_nan=False))
@@ -169,7 +169,7 @@ def compare(
             raise CorpusMissing(
                 f"There is no {folder / FILE}. Give a folder that `python -m reproduction run` wrote results to."
             )
-    with notes.status("Working out what both show"):
+    with notes.status("Computing the comparison"):
         tables = comparison_tables(read_results(first), read_results(second))
     if as_json:
         print(json.dumps([asdict(table) for table in tables]))
@@ -179,7 +179,12 @@ def compare(
 
 
 def _print_recipes(rows: "list[dict[str, Any]]", results: str | None) -> None:
-    """Print one row for each recipe; `results` is the title of the results that say how much is done, if any."""
+    """Print a table with one row per recipe.
+
+    Args:
+        rows: `Recipe.summary()` of each recipe, with the keys `user_updates` and `done` added.
+        results: The name of the results, for the title of the table. None leaves out the column `done`.
+    """
     from reproduction.cli.display import rich_table
 
     title = "The paper's recipes, in the order in which `all` runs them"
@@ -196,7 +201,14 @@ def _print_recipes(rows: "list[dict[str, Any]]", results: str | None) -> None:
 def _updates(
     runs: "Iterable[PaperRun]", known: "Mapping[str, RunResult]", scale: "Scale", cap: int | None
 ) -> tuple[int, int]:
-    """User updates that these runs take, and the part of them that has results."""
+    """Return the number of user updates that these runs need, and the number that have results.
+
+    Args:
+        runs: The runs.
+        known: Results by the name of the run.
+        scale: Sizes that all runs share.
+        cap: Largest number of rounds of every run; None for no limit.
+    """
     total = done = 0
     for run in runs:
         rounds = scale.rounds(run, cap)
@@ -206,7 +218,12 @@ def _updates(
 
 
 def _print(filled: "Exhibit", where: str) -> None:
-    """Print an exhibit: title, claim, verdict, curves, tables and notes. `where` says which results it shows."""
+    """Print an exhibit: title, claim, verdict, curves, tables and notes.
+
+    Args:
+        filled: The exhibit.
+        where: A sentence that says which results it shows; empty for none.
+    """
     console.print(Text(f"{filled.recipe.location}: {filled.recipe.title}", style="bold"))
     if where:
         say(where)
@@ -225,7 +242,7 @@ def _print(filled: "Exhibit", where: str) -> None:
         console.print(Text(f"Note: {note}", style="dim"), soft_wrap=True)
 
 
-app = typer.Typer(help="The paper's tables and figures, run and shown.", no_args_is_help=True)
+app = typer.Typer(help="Run and show the tables and figures of the paper.", no_args_is_help=True)
 for _name, _function, _examples in (
     ("list", list_, LIST_EXAMPLES),
     ("prepare", paper_prepare.prepare, paper_prepare.EXAMPLES),

@@ -1,7 +1,7 @@
-"""`python -m reproduction prepare`: the token stores that the runs of the paper need, from one or two corpora.
+"""`python -m reproduction prepare`: prepare the token stores that the runs of the paper need, from one or two corpora.
 
 The output is a folder with one store per role: `main`, `20k` and `30k` (dictionaries of 10,000, 20,000 and 30,000
-words), `characters`, and `other` (another corpus with the dictionary of the main one). The options follow the paper:
+words), `characters`, and `other` (another corpus with the dictionary of the main one). The defaults follow the paper:
 public dictionaries, 1,600 tokens per user.
 """
 
@@ -33,12 +33,12 @@ EXAMPLES = """Examples:
 WORDS = {"main": 10_000, "20k": 20_000, "30k": 30_000}
 """Dictionary size by role."""
 ROLES = (*WORDS, "characters", "other")
-"""All stores that this command makes."""
+"""Roles of all stores that this command makes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions:
-    """Another corpus, and the names of both."""
+    """Options that name the second corpus, and the names of both corpora in results."""
 
     other: Annotated[
         list[str] | None,
@@ -59,7 +59,7 @@ class CorpusOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """How text becomes tokens and users are split. The defaults are the paper's."""
+    """Options that say how text becomes tokens and how users are split. The defaults follow the paper."""
 
     tokens_per_user: Annotated[int, number("Keep exactly the first N tokens of each user.", min=1)] = 1600
     min_tokens: Annotated[
@@ -82,10 +82,10 @@ def prepare(
         option("Only this store. May be repeated.", click_type=click.Choice(ROLES), otherwise="all of them"),
     ] = None,
 ) -> None:
-    """Make the stores main, 20k, 30k, characters and other, as the paper's corpus was made.
+    """Prepare the stores main, 20k, 30k, characters and other with the options of the paper's corpus.
 
-    The dictionaries are public and each user has 1,600 tokens. A store that exists is left as it is, so that the same
-    command continues after a stop.
+    The dictionaries are public and each user has 1,600 tokens. A store that exists is kept, so that the same command
+    continues after a stop.
     """
     from unheard.corpus.sources import find_sources
     from unheard.corpus.tokenizers import CharacterTokenizer
@@ -101,7 +101,7 @@ def prepare(
         for role, size in WORDS.items()
     }
     _make_words(sources, out, {role: wanted for role, wanted in words.items() if role in roles})
-    if "characters" in roles:  # all characters, of which there are about a hundred
+    if "characters" in roles:  # no size: the dictionary has all characters, about a hundred
         vocabulary = PublicVocabulary(language=text.language)
         _make(sources, out / "characters", replace(preparation, tokenizer=CharacterTokenizer(), vocabulary=vocabulary))
     # The other corpus has the dictionary of the main one, so that models can be evaluated on both.
@@ -113,7 +113,7 @@ def prepare(
 
 
 def _preparation(inputs: list[str], columns: InputOptions, text: TextOptions, name: str | None) -> "Preparation":
-    """Return how to prepare a corpus, without its vocabulary."""
+    """Return the settings for preparing one corpus. The caller sets the vocabulary."""
     from unheard.corpus.pipeline import make_preparation
     from unheard.corpus.sources import is_demo_corpus
 
@@ -134,7 +134,13 @@ def _preparation(inputs: list[str], columns: InputOptions, text: TextOptions, na
 def _make_words(sources: list["Source"], out: Path, wanted: "dict[str, Preparation]") -> None:
     """Prepare the store with the largest dictionary, and derive the others by shrinking its vocabulary.
 
-    That gives the same bytes as preparing them.
+    A derived store has the same bytes as one that is prepared from the text, and takes less time. Stores that exist are
+    kept.
+
+    Args:
+        sources: The files of the corpus.
+        out: Folder of the stores.
+        wanted: How to prepare each store, by its role.
     """
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import shrink_vocabulary
@@ -152,7 +158,7 @@ def _make_words(sources: list["Source"], out: Path, wanted: "dict[str, Preparati
 
 
 def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> None:
-    """Prepare one store and print its counts, unless it exists."""
+    """Prepare one store and print its counts. A store that exists is kept."""
     from unheard.cli.prepare import print_counts
     from unheard.corpus.pipeline import build_store
 
@@ -163,16 +169,18 @@ def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> Non
 
 
 def _is_there(path: Path, wanted: "Preparation") -> bool:
-    """Whether the store exists with the same choices.
+    """Return whether the store exists and was prepared with the same options.
 
-    Raises `CorpusError` if it exists with others, which would otherwise pass for the requested one.
+    Raises:
+        CorpusError: The store was prepared with other options. Training would otherwise use the wrong store.
     """
     from unheard.corpus.store import TokenStore
 
     if not (path / "corpus.json").is_file():
         return False
     known = TokenStore.open(path).info
-    # The record may say more than was asked: where the words come from. Their number is the role's, or fewer if there are no more.
+    # Compare only the requested options: the store also records other facts, such as the source of the words. The size
+    # of the vocabulary is not compared, because a short word list gives fewer words than requested.
     differ = [
         f"{table}.{key} = {known.get(table, {}).get(key)}, not {value}"
         for table, options in wanted.choices().items()
@@ -180,11 +188,11 @@ def _is_there(path: Path, wanted: "Preparation") -> bool:
         if key != "size" and known.get(table, {}).get(key) != value
     ]
     if known.get("name") != wanted.name:
-        differ.insert(0, f"it is called {known.get('name')}, not {wanted.name}")
+        differ.insert(0, f"its name is {known.get('name')}, not {wanted.name}")
     if differ:
         raise CorpusError(
-            f"{path} is there, and is another: {'; '.join(differ)}. Name another folder with --out, or remove this "
+            f"{path} exists with other options: {'; '.join(differ)}. Name another folder with --out, or remove this "
             "one first."
         )
-    say(f"{path} is there already.")
+    say(f"{path} exists already and is kept.")
     return True

@@ -1,7 +1,7 @@
 """`python -m reproduction run`: train the runs of recipes and write their results.
 
-The command can be stopped at any time; the same command continues. It opens the workspace, prints the plan with an
-estimate of time, and passes the events of `runner.run_steps` to the progress display.
+The command opens the workspace, prints the plan with an estimate of time, and passes the events of `runner.run_steps`
+to the progress display. It can be stopped at any time; the same command then continues.
 """
 
 import re
@@ -43,11 +43,12 @@ COUNTED = (
     "private users. That is right for research corpora only. All these runs are seeded experiments: their epsilon is no "
     "guarantee against anyone who knows the seed."
 )
+"""The warning if a population is counted instead of declared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatToRun:
-    """The recipes' corpora, how much of each run to make, and what to change in all of them."""
+    """Options that say what to train: the corpora, the size of the runs, and changes to all runs."""
 
     corpus: Annotated[
         list[str], option("A store, a folder of stores named by role, or ROLE=DIR. May be repeated.", metavar="DIR")
@@ -79,7 +80,7 @@ class WhatToRun:
 
 @dataclass(frozen=True, kw_only=True)
 class HowToRun:
-    """The folders, the order and the time limit of the runs."""
+    """Options that say how to train: the folders, the order and the time limit of the runs."""
 
     work: Annotated[Path, option("The folder for the run folders.")] = Path("runs/paper")
     results: Annotated[Path, option("The folder for results: DIR/NAME/runs.jsonl.", metavar="DIR")] = ALL_RESULTS
@@ -121,22 +122,26 @@ def run(
     engine: EngineOptions,
     processes: ProcessOptions,
 ) -> None:
-    """Make the runs behind the paper's tables and figures.
+    """Train the runs that the paper's tables and figures need.
 
-    A run that several recipes share is made once. Runs of the same shape are trained side by side. The same command
+    A run that several recipes share is trained once. Runs of the same shape are trained side by side. The same command
     continues after a stop.
     """
     began = time.monotonic()
 
     def work(ranks: "ProcessGroup | None") -> None:
-        """Plan and make the runs, with the help of other processes if there are any."""
+        """Print the plan and train the runs.
+
+        Args:
+            ranks: The processes that train together; None if there is only this process.
+        """
         from reproduction.cli.display import show_plan, show_running, show_skipped
         from reproduction.runner import run_steps
         from reproduction.scheduling import choose_steps
         from unheard.engines.choice import EngineChoice
 
         steps = choose_steps(names, how.schedule)
-        # Recipes name no engine, so that options that are left out mean `auto`.
+        # Recipes do not set the engine, so an option that is left out keeps the default of `EngineChoice`.
         given = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
         choice = EngineChoice(**{key: value for key, value in given.items() if value})
         workspace = _workspace(steps, what, how, choice, ranks)
@@ -147,11 +152,11 @@ def run(
             return
         workspace.make_folders()
         updates = sum(one.left * one.users for one in left)
-        used = time.monotonic() - began  # reading and planning count
+        used = time.monotonic() - began  # --stop-after counts from the start of the command
         stop_after = None if how.stop_after is None else how.stop_after - used
         went_well = show_running(run_steps(workspace, steps, cap=what.rounds, stop_after=stop_after), updates)
         file = workspace.results / "runs.jsonl"
-        say(f"Results: {file}. The same command goes on; `python -m reproduction page` shows them.")
+        say(f"Results: {file}. `python -m reproduction page` shows them. The same command continues unfinished runs.")
         if not went_well:
             raise typer.Exit(1)
 
@@ -161,9 +166,14 @@ def run(
 def _workspace(
     steps: "list[Step]", what: WhatToRun, how: HowToRun, choice: "EngineChoice", ranks: "ProcessGroup | None"
 ) -> "Workspace":
-    """Check the changes, open the corpora, and return the corpora, folders and engine of all runs.
+    """Check the options, open the corpora, and return the workspace of the session.
 
-    Smoke tests, other seeds and other settings have folders of their own. Warns if a population is counted.
+    Smoke tests, shifted seeds and changed settings get their own folders, whose names say so. Prints a warning if a
+    population is counted.
+
+    Raises:
+        InvalidValue: A change or the name is not allowed.
+        CorpusMissing: There is no main corpus and no name for the results.
     """
     from reproduction.corpora import find_corpora
     from reproduction.recipe import scale_named
@@ -173,11 +183,11 @@ def _workspace(
     scale, changes, name = scale_named(what.scale), what.set_ or [], what.name
     check_changes(changes, [job.run for step in steps for job in jobs_of(step, scale)])
     if name is not None and (name in ("", ".", "..") or set(name) & set("/\\\0\n")):
-        raise InvalidValue(f"--name {name!r} is no folder's name, which results and runs go by: leave out slashes.")
+        raise InvalidValue(f"--name {name!r} cannot be the name of the folders of runs and results: leave out slashes.")
     corpora = find_corpora(what.corpus, what.population or (), name)
     if "main" not in corpora and name is None:
         raise CorpusMissing(
-            "There is no main corpus: give it with --corpus DIR, or say what results are called (--name)."
+            "There is no main corpus, which names the results. Give it with --corpus DIR, or give a name with --name."
         )
     if counted := [corpus.role for corpus in corpora.values() if corpus.is_counted]:
         note(COUNTED.format(", ".join(counted)), style="bold yellow")

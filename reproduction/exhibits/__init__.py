@@ -1,4 +1,4 @@
-"""The exhibits: one function per table and figure, from the results of one corpus to what is shown.
+"""One function per table and figure, which builds the exhibit from the results of one corpus.
 
     tables          Tables 1, 2 and 3: privacy by rounds, accuracy by noise, head words
     private_cost    Figure 1: noised training against the baseline; where the remaining gap comes from
@@ -10,8 +10,8 @@
 
     exhibit("clipping", read_results(Path("reproduction/results/blogs"))).verdict.sentence
 
-Each function adds tables and figures to a `Draft` and returns what the rule of its recipe (`recipes.toml`) says, or
-raises `Undecided`. Nothing is trained here, and torch is not imported.
+Each function adds tables and figures to a `Draft`. Then it applies the rule of its recipe (`recipes.toml`) and returns
+a `Ruling`, or raises `Undecided`. Nothing is trained here, and torch is not imported.
 """
 
 from collections.abc import Callable
@@ -72,6 +72,6 @@ def exhibit(name: str, results: ResultSet) -> Exhibit:
     draft = Draft(RECIPES[name], results)
     try:
         ruling = EXHIBITS[name](draft)
-    except Undecided as reason:  # the judge speaks last: everything that is shown is in the draft
+    except Undecided as reason:  # functions apply the rule last, so the draft already has all tables and figures
         ruling = None, str(reason)
     return draft.exhibit(verdict_of(ruling, RECIPES[name].rule))

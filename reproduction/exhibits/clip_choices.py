@@ -1,4 +1,4 @@
-"""Figures 4 and 8: how to choose the clipping norm S if the privacy is fixed; an adaptive clip instead of a fixed one.
+"""Figures 4 and 8: how to choose the clip norm S at fixed privacy. In addition, a comparison with an adaptive clip.
 
 At equal privacy a larger S needs proportionally more noise (sigma = 0.0006 S at z = 0.06). `trade_offs` varies both
 from the first round (Figure 8, left); `trade_offs_adjusted` varies them after 4,885 rounds with S = 20 (Figure 4 and
@@ -18,15 +18,17 @@ from unheard.formatting import NOTHING, percent
 
 S20 = traded(20).name
 SECOND_SEED = traded(20).with_seed(2).name
+"""The run with S = 20, and its repetition with another seed."""
 FROM_START = {norm: traded(norm).name for norm in TRADES}
-"""Runs from the first round, by S."""
+"""Runs that have their S from the first round: the name of the run by S."""
 ADJUSTED = {norm: traded(norm, after=S20).name for norm in TRADES}
-"""Runs that start from the model with S = 20, by S."""
+"""Runs that start from the last model of the run with S = 20: the name of the run by S."""
 ADJUSTED_PER_LAYER = {norm: traded(norm, "per_layer", after=S20).name for norm in TRADES_PER_LAYER}
+"""The same with per-layer clipping."""
 CLAIMED_BEST = (10, 12.6)
-"""The norms that work well early in training, by the paper."""
+"""The values of S that work well early in training, according to the paper."""
 CLAIMED_BETTER = 7.9
-"""The norm that the paper recommends later in training."""
+"""The value of S that the paper recommends later in training."""
 
 
 def trade_offs(draft: Draft) -> Ruling:
@@ -35,7 +37,7 @@ def trade_offs(draft: Draft) -> Ruling:
     labels = {name: _label(norm) for norm, name in FROM_START.items()} | {SECOND_SEED: f"{_label(20)}, again"}
     draft.add_curves("AccuracyTop1 by round, z = 0.06 throughout", labels)
     _dash_pairs(draft)
-    draft.is_over_seeds = True  # the second seed has a curve of its own
+    draft.is_over_seeds = True  # the second seed is shown as its own curve, so no note is needed
     at = _reached(results, FROM_START.values())
     rows = [[label, draft.cell(name, 500), draft.cell(name, at)] for name, label in labels.items()]
     draft.add_table("AccuracyTop1", ["", "after 500 rounds", f"after {plural(at) if at else 'all rounds'}"], rows)
@@ -57,9 +59,9 @@ def trade_offs(draft: Draft) -> Ruling:
 
 
 def trade_offs_adjusted(draft: Draft) -> Ruling:
-    """Figure 4 and Figure 8, right: the same pairs after initial training with S = 20; accuracy over S.
+    """Figure 4 and Figure 8, right: accuracy by round and over S after training has started with S = 20.
 
-    Both for flat and for per-layer clipping.
+    Each run continues the same model with another pair of S and sigma of equal privacy. The clip is flat or per layer.
     """
     results = draft.results
     first = _start_round(results)
@@ -87,7 +89,7 @@ def trade_offs_adjusted(draft: Draft) -> Ruling:
     names = [ADJUSTED[CLAIMED_BETTER], ADJUSTED[20]]
     at = draft.shared_round(names)
     if len({_start(results, name) for name in names}) > 1:
-        raise Undecided("The two were begun from different models.")
+        raise Undecided("The two runs started from different models.")
     gap = results.run_difference(names[0], names[1], at) or 0.0
     reached = {norm: value for norm, name in ADJUSTED.items() if (value := results.accuracy(name, at)) is not None}
     best = max(reached, key=reached.__getitem__)
@@ -100,7 +102,7 @@ def trade_offs_adjusted(draft: Draft) -> Ruling:
 
 
 def adaptive_clipping(draft: Draft) -> Ruling:
-    """The adaptive clip and six fixed norms at the same z: accuracy by round and after some rounds."""
+    """Not in the paper: accuracy by round of the adaptive clip and of six fixed values of S at the same z."""
     results, adaptive = draft.results, "adaptive-z0.06"
     labels = {name: f"S = {norm:g}" for norm, name in FROM_START.items()} | {adaptive: "adaptive"}
     draft.add_curves("AccuracyTop1 by round, z = 0.06", labels)
@@ -118,12 +120,12 @@ def adaptive_clipping(draft: Draft) -> Ruling:
 
 
 def _reached(results: ResultSet, names: Iterable[str]) -> int | None:
-    """The last round that all of these runs reached, as far as they have results."""
+    """Return the last round that all of these runs reached. Runs without a result are ignored."""
     return results.rounds(*(name for name in names if name in results))
 
 
 def _start_round(results: ResultSet) -> int:
-    """The round of the S = 20 run that the adjusted runs started from, as their results state it."""
+    """Return the round of the run with S = 20 from which the adjusted runs started, as their results state it."""
     for name in (*ADJUSTED.values(), *ADJUSTED_PER_LAYER.values()):
         if match := re.search(r"after (\d+) rounds", _start(results, name)):
             return int(match.group(1))
@@ -131,17 +133,17 @@ def _start_round(results: ResultSet) -> int:
 
 
 def _start(results: ResultSet, name: str) -> str:
-    """What a run started from, as its result states it: `flat-S20-sigma0.012 after 500 rounds`."""
+    """Return what a run started from, such as `flat-S20-sigma0.012 after 500 rounds`; empty if that is unknown."""
     return str(results.runs[name].settings.get("training", {}).get("init_from", "")) if name in results else ""
 
 
 def _label(norm: float) -> str:
-    """S and the sigma that belongs to it."""
+    """Return a label with S and its sigma, which is 0.0006 S."""
     return f"S = {norm:g}, σ = {norm * 0.0006:.4g}"
 
 
 def _dash_pairs(draft: Draft) -> None:
-    """Draw the second line of each S (per layer, or another seed) dashed in the colour of the first, as in the paper."""
+    """Change the last figure: the second line of each S (per layer, or another seed) is dashed, in the same colour."""
     figure = draft.figures.pop()
     firsts = {_label(norm) for norm in TRADES}
     pairs = ((line, next(name for name in firsts if line.name.startswith(name))) for line in figure.lines)

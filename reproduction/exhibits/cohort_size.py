@@ -14,12 +14,13 @@ from reproduction.verdict import NEARLY, Ruling, Undecided, below, plural, point
 from unheard.formatting import NOTHING, epsilon_text, in_points, percent, small
 
 FEW, MANY = noised(15, 0.012).name, noised(15, 0.012, users=1250).name
+"""The runs of Figure 7, with 100 and with 1,250 users per round."""
 
 
 def users_100_vs_1250(draft: Draft) -> Ruling:
     """Figure 7: accuracy by round with 100 and with 1,250 users per round at the same sigma.
 
-    Early rounds are not compared: smoothing over five evaluations would reach back to the initial model.
+    Early rounds are not compared, because smoothing over five evaluations would include the first rounds of training.
     """
     results, first = draft.results, int(draft.recipe.limits["first_compared"])
     labels = {FEW: "100 users per round", MANY: "1,250 users per round"}
@@ -49,15 +50,15 @@ PAIRS = {
     (15, 0.012, 1250): (MANY, FEW),
     (15, 0.003, 5000): (noised(15, 0.003, users=5000).name, noised(15, 0.003).name),
 }
-"""S, sigma and users per round, to the name of the private run and of its estimate with 100 users."""
+"""The names of a private run and of its estimate with 100 users per round, by S, sigma and users per round."""
 
 
 def private_for_real(draft: Draft) -> Ruling:
     """Section 3: runs trained with z = 1, next to their estimates with 100 users per round.
 
-    Epsilon is for the users of this corpus, and hypothetically for the population of the paper.
+    The table has the epsilon for the users of this corpus, and a hypothetical epsilon for the population of the paper.
 
-    The rule is applied to every pair that was trained long enough. Other pairs are mentioned and decide nothing.
+    The rule is applied to every pair of runs that was trained long enough. Other pairs are shown, but do not count.
     """
     results = draft.results
     done = {key: pair for key, pair in PAIRS.items() if _with_users(results, pair[0], key[2])}
@@ -70,7 +71,7 @@ def private_for_real(draft: Draft) -> Ruling:
         "Trained for real at z = 1",
         ["σ, S, users per round", *columns, "ε if 763,430"],
         [_private_row(draft, *key, *pair) for key, pair in PAIRS.items()],
-        "ε real is what the run cost the users of this corpus, as it is: a small corpus is sampled often, so it is large. "
+        "ε real is the cost of the run for the users of this corpus; it is large, because a small corpus is sampled often. "
         "ε if 763,430 is hypothetical: the same rounds drawn from the paper's population at δ = 10⁻⁹, by the paper's "
         "accountant and by today's.",
     )
@@ -80,7 +81,7 @@ def private_for_real(draft: Draft) -> Ruling:
             at[key] = draft.shared_round(pair, against=pair[1:])
             gap = results.run_difference(*pair, at[key])
             if gap is None:
-                raise Undecided(f"Not both were evaluated within {plural(at[key])}.")
+                raise Undecided(f"One of the two runs was not evaluated within {plural(at[key])}.")
             gaps[key] = gap
         except Undecided as reason:
             reasons[key] = str(reason)
@@ -91,7 +92,7 @@ def private_for_real(draft: Draft) -> Ruling:
         for key, gap in gaps.items()
     )
     last = max(at[key] for key in gaps)
-    better = " Where it is above, the estimate was too careful." if max(gaps.values()) > results.margin(last) else ""
+    better = " Where it is above, the estimate was too low." if max(gaps.values()) > results.margin(last) else ""
     early = "".join(f" {key[2]:,} users per round: {why[0].lower()}{why[1:]}" for key, why in reasons.items())
     early += "".join(f" {key[2]:,} users per round were not run." for key in PAIRS if key not in done)
     sentence = f"{listed}.{better}{early} {draft.about_seeds(gaps.values(), last)}"
@@ -99,14 +100,26 @@ def private_for_real(draft: Draft) -> Ruling:
 
 
 def _with_users(results: ResultSet, name: str, users: int) -> RunResult | None:
-    """The result of a run, if it had the stated users per round. A smoke test has fewer, and therefore another z."""
+    """Return the result of a run; None if there is none, or if it had another number of users per round.
+
+    A smoke test has fewer users per round, and therefore another z.
+    """
     result = results.runs.get(name)
     drawn = {} if result is None else result.settings.get("sampling", {})
     return result if drawn.get("users_per_round") == users else None
 
 
 def _private_row(draft: Draft, norm: float, sigma: float, users: int, real: str, estimate: str) -> list[str]:
-    """One row of the table of private runs."""
+    """Return one row of the table of private runs.
+
+    Args:
+        draft: The exhibit.
+        norm: S.
+        sigma: The standard deviation of the noise on the average.
+        users: Users per round of the private run.
+        real: Name of the private run.
+        estimate: Name of its estimate with 100 users per round.
+    """
     name, result = f"{sigma:g}, {norm:g}, {users:,}", _with_users(draft.results, real, users)
     if result is None:
         return [name, NOT_RUN, *[NOTHING] * 8]
@@ -123,13 +136,13 @@ def _private_row(draft: Draft, norm: float, sigma: float, users: int, real: str,
 
 
 BY_USERS = {users: baseline(users).name for users in (10, 30, 100, 300, 1000)}
-"""Baseline runs by users per round."""
+"""The names of the baseline runs, by users per round."""
 
 
 def users_per_round(draft: Draft) -> Ruling:
     """Figure 6: accuracy of the baseline with 10 to 1,000 users per round, by round and over users per round.
 
-    From 10 to 100 users accuracy grows; from 100 to 1,000 it grows less.
+    The rule: accuracy grows from 10 to 100 users per round, and grows less from 100 to 1,000.
     """
     results, labels = draft.results, {name: f"{users:,} users per round" for users, name in BY_USERS.items()}
     draft.add_curves("AccuracyTop1 by round", labels)
@@ -151,9 +164,9 @@ def users_per_round(draft: Draft) -> Ruling:
 
 
 def cost(draft: Draft) -> Ruling:
-    """Seconds per round with 1,250 and 5,000 users, and hours for all rounds.
+    """Not in the paper: seconds per round with 1,250 and 5,000 users, and the hours that all rounds would take.
 
-    On synthetic text with the population of the paper.
+    The runs use synthetic text with the population of the paper.
     """
     rows, hours, result = [], 0.0, None
     for users, rounds in ((1250, 3000), (5000, ACCURACY_ROUNDS)):
@@ -170,10 +183,10 @@ def cost(draft: Draft) -> Ruling:
         "Wall time",
         ["", "rounds timed", "of users", "seconds a round", "users/s", "hours in all", "on"],
         rows,
-        "Hours in all are the measured seconds a round times the rounds of the row: those runs were not done to the end. "
-        "Text is synthetic.",
+        "Hours in all are the measured seconds a round times the rounds of the row; only the timed rounds were run. The "
+        "text is synthetic.",
     )
-    if result is None or not result.rounds:  # the largest
+    if result is None or not result.rounds:  # `result` is that of the last pass: 5,000 users per round
         raise Undecided("Not run.")
     sentence = (
         f"A round of 5,000 users took {result.seconds / result.rounds:.2f} s on {result.device} ({plural(result.rounds)} "

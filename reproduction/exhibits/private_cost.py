@@ -27,10 +27,11 @@ LABELS = {
 def noised_vs_baseline(draft: Draft) -> Ruling:
     """Figure 1: accuracy by round for the baseline and three amounts of noise.
 
-    Also the mean of the seeds after some rounds, and the computation that both need for the same accuracy.
+    Two tables have the mean of the seeds after some rounds, and the computation that the baseline and sigma = 0.003
+    need for the same accuracy.
 
-    The least noise is compared with the baseline after all rounds that both completed, although the run with the most
-    noise may have stopped earlier.
+    The rule compares sigma = 0.003 with the baseline at the last round that both completed, even if the run with
+    sigma = 0.012 stopped earlier.
     """
     results, draft.is_over_seeds = draft.results, True
     draft.add_curves("AccuracyTop1 by round", LABELS)
@@ -63,7 +64,7 @@ def noised_vs_baseline(draft: Draft) -> Ruling:
 
 
 def _add_computation(draft: Draft) -> None:
-    """Add a table of rounds and user updates to the same accuracy, as in the introduction of the paper."""
+    """Add a table of the rounds and user updates needed for the same accuracy, as in the introduction of the paper."""
     results = draft.results
     target = results.accuracy(LEAST_NOISE)
     both = (BASELINE, LEAST_NOISE)
@@ -77,19 +78,22 @@ def _add_computation(draft: Draft) -> None:
             ["paper", percent(printed.SAME_ACCURACY, 1), *paper, f"{printed.COMPUTATION} ×"],
             ["ours", percent(target), *(NOTHING if r is None else f"{r:,}" for r in (ours, private)), times],
         ],
-        "Ours: to where σ = 0.003 ended, first seed. Updates of 5,000 users per round at z = 1 against 100: hypothetical.",
+        "Ours: up to the last accuracy of σ = 0.003, first seed. User updates are hypothetical: they compare 5,000 users per "
+        "round at z = 1 with 100 users per round.",
     )
 
 
 SIGMA = 0.003
+"""The sigma of `closing_the_gap`."""
 CLIPPED = {norm: clipped(norm).name for norm in GAP_NORMS}
 NOISED = {norm: noised(norm, SIGMA).name for norm in GAP_NORMS}
+"""Runs with the clip alone, and with clip and noise: the name of the run by S."""
 
 
 def closing_the_gap(draft: Draft) -> Ruling:
-    """For each S at sigma = 0.003: accuracy, and what the clip and the noise cost.
+    """For each S at sigma = 0.003: the accuracy, the cost of the clip and the cost of the noise.
 
-    Also users per round for z = 1, and epsilon with the population of the paper.
+    The table also has the users per round that z = 1 needs, and the epsilon for the population of the paper.
     """
     results, draft.is_over_seeds = draft.results, True
     rows = []
@@ -105,8 +109,8 @@ def closing_the_gap(draft: Draft) -> Ruling:
         f"Where the points go at σ = {SIGMA}",
         ["", "rounds", "baseline", f"σ = {SIGMA}", "the clip", "the noise", "users per round", "ε"],
         rows,
-        "AccuracyTop1 after as many rounds as all three runs of a row got to. The clip: the clip alone against the "
-        "baseline; the noise: what it takes besides; in points. Users per round: what z = 1 needs at this σ and S. ε is "
+        "AccuracyTop1 after the rounds that all three runs of a row completed. The clip: points of the clip alone against "
+        "the baseline. The noise: points of the noise in addition. Users per round: for z = 1 at this σ and S. ε is "
         f"hypothetical: with {REDDIT:,} users after {plural(ACCURACY_ROUNDS)} at δ = 10⁻⁹, by the smaller of PLD and RDP.",
     )
     marks = _marks(results, (500, 1000, 1500, 2000, 2500, 3000))
@@ -133,12 +137,12 @@ def closing_the_gap(draft: Draft) -> Ruling:
 
 
 def _gap_cell(draft: Draft, name: str, at: int) -> str:
-    """Difference from the baseline, or the reason why there is none."""
+    """Return the difference from the baseline in points as a table cell, or the reason why there is no value."""
     apart = draft.results.difference(name, BASELINE, at)
     return draft.reason_missing(name, at) if apart is None else signed(apart)
 
 
 def _marks(results: ResultSet, marks: tuple[int, ...]) -> list[int]:
-    """Those of the numbers of rounds that the baseline reached; the last that it reached if there is none."""
+    """Return the numbers of rounds that the baseline reached, or its last round if it reached none of them."""
     end = results.rounds(BASELINE) or marks[-1]
     return [mark for mark in marks if mark <= end] or [end]

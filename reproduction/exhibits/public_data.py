@@ -1,8 +1,8 @@
 """Section 3 and the appendix: training on another corpus, and starting private training from a public model.
 
 `another_corpus` compares the cost of training on other text (the paper reports 2.50 points) with the cost of privacy.
-`public_start` measures how many private rounds a model saves that was first trained on public text, which the paper
-recommends and did not do.
+`public_start` measures how many private rounds are saved if training starts from a model of public text, which the
+paper recommends but did not test.
 """
 
 from reproduction.exhibit import NOT_RUN, Draft, signed
@@ -12,12 +12,14 @@ from reproduction.verdict import SMALL, Ruling, Undecided, plural
 from unheard.formatting import NOTHING, in_points, percent
 
 OWN_CORPUS, OTHER_CORPUS, PRIVATE = "baseline", PUBLIC.name, noised(15, 0.003).name
+"""Runs on this corpus without privacy, on the other corpus, and on this corpus with sigma = 0.003."""
 
 
 def another_corpus(draft: Draft) -> Ruling:
-    """Accuracy on held-out users: trained here, here with sigma = 0.003, and on another corpus.
+    """Section 3: accuracy on held-out users of this corpus, of three models.
 
-    The model of the other corpus was evaluated at its last round only, so the others must have as many rounds.
+    They were trained on this corpus without privacy, on this corpus with sigma = 0.003, and on another corpus. The last
+    was evaluated here at its last round only, so the others are compared at that round.
     """
     results, draft.is_over_seeds, draft.compared_with = draft.results, True, [PRIVATE]
     at, tried = results.rounds(OWN_CORPUS, OTHER_CORPUS), results.rounds(OTHER_CORPUS)
@@ -43,9 +45,11 @@ def another_corpus(draft: Draft) -> Ruling:
     )
     at = draft.shared_round([OWN_CORPUS, OTHER_CORPUS, PRIVATE], against=[OWN_CORPUS])
     if other is None:
-        raise Undecided("The other corpus's model was not tried on this one.")
-    if at != tried:  # it was tried at its end, and only there
-        raise Undecided(f"The other corpus's model was tried after {plural(tried or 0)}; the others have {at:,}.")
+        raise Undecided("The model of the other corpus was not evaluated on this one.")
+    if at != tried:  # the model of the other corpus was evaluated here at its last round only
+        raise Undecided(
+            f"The model of the other corpus was evaluated after {plural(tried or 0)}; the others have {at:,}."
+        )
     own, private = results.mean(OWN_CORPUS, at) or 0.0, results.mean(PRIVATE, at) or 0.0
     sentence = (
         f"After {plural(at)} the other corpus costs {in_points(own - other)} points (the paper: "
@@ -56,12 +60,13 @@ def another_corpus(draft: Draft) -> Ruling:
 
 
 FROM_PUBLIC = f"after-public-{PRIVATE}"
+"""The private run that starts from the public model."""
 
 
 def public_start(draft: Draft) -> Ruling:
-    """Private rounds to the same accuracy, from scratch and from the public model.
+    """Not in the paper: private rounds needed for the same accuracy, from scratch and from the public model.
 
-    The rule is about the accuracy of the run from scratch after the last round that both runs completed.
+    The rule uses the accuracy of the run from scratch at the last round that both runs completed.
     """
     results = draft.results
     labels = {PRIVATE: "from nothing", FROM_PUBLIC: "from the public model"}
@@ -76,8 +81,8 @@ def public_start(draft: Draft) -> Ruling:
         "Private rounds to the same accuracy",
         ["rounds from nothing", "AccuracyTop1", "from the public model", "saved"],
         rows,
-        f"Rounds of private training only. The public model ({PUBLIC.name}) cost its own users, who are not protected, "
-        "and nobody here.",
+        f"Rounds of private training only. The public model ({PUBLIC.name}) costs the users of this corpus no privacy; its "
+        "own users are not protected.",
     )
     at = draft.shared_round(labels, against=[PRIVATE])
     target = results.value(PRIVATE, at)
@@ -94,7 +99,13 @@ def public_start(draft: Draft) -> Ruling:
 
 
 def _rounds_cell(draft: Draft, target: float | None, rounds: int | None) -> str:
-    """Number of rounds from the public model, or why there is none."""
+    """Return the number of rounds from the public model as a table cell, or why there is no number.
+
+    Args:
+        draft: The exhibit.
+        target: The accuracy to reach; None if it is unknown.
+        rounds: The number of rounds; None if the accuracy was not reached.
+    """
     if target is None or not draft.results.curve(FROM_PUBLIC):
         return NOTHING if FROM_PUBLIC in draft.results else NOT_RUN
     return f"not within {draft.results.runs[FROM_PUBLIC].rounds:,}" if rounds is None else f"{rounds:,}"

@@ -1,8 +1,9 @@
 """Figures 2, 3, 9, 10, 11 and 12: accuracy as a function of the clipping norm S and of the noise sigma.
 
 Figures 2 and 3 vary S and sigma for FedAvg with flat and per-layer clipping. Figures 9 and 10 do so for FedSGD, which
-computes one gradient of all data of a user. Figures 11 and 12 use dictionaries of 20,000 and 30,000 words. Every
-sweep is drawn after 100, 500 and 3,000 rounds (`Draft.drawn_rounds` replaces those that most runs did not reach).
+computes one gradient over all data of a user. Figures 11 and 12 use dictionaries of 20,000 and 30,000 words. Every
+sweep shows the accuracy after 100, 500 and 3,000 rounds (`Draft.drawn_rounds` replaces the numbers of rounds that most
+runs did not reach).
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,9 @@ from unheard.formatting import in_points, percent
 
 CLIP_FLAT = {norm: clipped(norm).name for norm in CLIPS}
 CLIP_PER_LAYER = {norm: clipped(norm, "per_layer").name for norm in CLIPS}
+"""Runs of Figure 2 with flat and per-layer clipping: the name of the run by S."""
 UNCLIPPED = VARIABLE.name
+"""The run without a clip, which is the reference of Figure 2."""
 RECOMMENDED = (10, 15, 20)
 """The norms for which the paper reports at most a small effect."""
 
@@ -29,11 +32,11 @@ def clipping(draft: Draft) -> Ruling:
     needed = [UNCLIPPED, *(CLIP_FLAT[norm] for norm in RECOMMENDED)]
     at = draft.shared_round(needed, against=[UNCLIPPED])
     losses = {}
-    # The sweep is drawn where most of its runs got to, which may be too early to tell.
+    # Also compare at the last common round: the rounds of the figure may be too early to show an effect.
     for mark in sorted({*marks, at}):
         free = results.accuracy(UNCLIPPED, mark)
         if free is None or any(results.accuracy(CLIP_FLAT[norm], mark) is None for norm in RECOMMENDED):
-            continue  # the one that lost most may be the one that is missing
+            continue  # a missing run may be the one with the largest loss
         for kind, runs in (("flat", CLIP_FLAT), ("per layer", CLIP_PER_LAYER)):
             for norm in RECOMMENDED:
                 if (value := results.accuracy(runs[norm], mark)) is not None:
@@ -53,15 +56,18 @@ def clipping(draft: Draft) -> Ruling:
 
 NOISE_FLAT = {sigma: noised(20, sigma).name for sigma in NOISES}
 NOISE_PER_LAYER = {sigma: noised(20, sigma, "per_layer").name for sigma in NOISES}
+"""Runs of Figure 3 with flat and per-layer clipping: the name of the run by sigma."""
 NOISELESS, NOISELESS_PER_LAYER = clipped(20).name, clipped(20, "per_layer").name
+"""The runs without noise, which are the references of Figure 3."""
 SIGMA_AT_Z1 = DROWNED
-"""sigma for z = 1 at S = 20 with 100 users per round: the dashed line of Figure 3."""
+"""The sigma for z = 1 at S = 20 with 100 users per round: the dashed vertical line of Figure 3."""
 
 
 def noise(draft: Draft) -> Ruling:
     """Figure 3: accuracy over sigma at S = 20 for flat and per-layer clipping.
 
-    Early, sigma = 0.024 costs nearly nothing; later, the loss grows past 0.012; 0.2 destroys accuracy.
+    The paper's conclusion: early in training sigma = 0.024 costs nearly nothing; later there is a loss above 0.012; a
+    sigma of 0.2 destroys accuracy.
     """
     results, plain = draft.results, ("no noise", NOISELESS, NOISELESS_PER_LAYER)
     _add_both_clips(draft, "σ", NOISE_FLAT, NOISE_PER_LAYER, plain, title=", S = 20", upright=(SIGMA_AT_Z1, "σ = 0.2"))
@@ -96,15 +102,16 @@ def _add_both_clips(
     Args:
         draft: The exhibit.
         axis: The setting that is varied: `S` or `σ`.
-        flat: Value of the setting to the name of the run with flat clipping.
+        flat: Name of the run with flat clipping, by the value of the setting.
         per_layer: The same for per-layer clipping.
-        plain: Label of the reference, and the names of its runs with flat and per-layer clipping; empty if there is none.
+        plain: Label of the reference, and the names of its runs with flat and per-layer clipping (empty if there is no
+            such run).
         is_last: Whether the reference is the last row of the table instead of the first.
-        title: What follows in the title of the figure.
+        title: End of the title of the figure.
         style: Other fields of `Figure`.
 
     Returns:
-        The rounds at which the sweep is drawn.
+        The numbers of rounds after which the sweep shows the accuracy.
     """
     label, *references = plain
     marks = draft.drawn_rounds([*references, *flat.values(), *per_layer.values()])
@@ -129,17 +136,18 @@ def _add_both_clips(
 
 FEDSGD_CLIPPED = {norm: f"fedsgd-{clipped(norm).name}" for norm in (0.5, 1, 2, 5, 20)}
 FEDSGD_NOISED = {sigma: f"fedsgd-{noised(20, sigma).name}" for sigma in (0.001, 0.002, 0.006, 0.024)}
+"""Runs of FedSGD in Figures 9 and 10: the name of the run by S, and by sigma."""
 FEDAVG, FEDAVG_NOISED = clipped(20).name, noised(20, 0.024).name
-"""FedAvg at the same S, without and with noise."""
+"""Runs of FedAvg with S = 20, without noise and with sigma = 0.024."""
 FEDAVG_CLIPPED: dict[float, str] = {norm: clipped(norm).name for norm in (2, 2.5, 5, 10, 20)}
 FEDAVG_NOISED_BY = {sigma: noised(20, sigma).name for sigma in (0.002, 0.006, 0.012, 0.024)}
-"""The line of FedAvg in Figures 9 and 10: S and sigma to the name of the run."""
+"""Runs of FedAvg in Figures 9 and 10: the name of the run by S, and by sigma."""
 
 
 def fedsgd_clipping(draft: Draft) -> Ruling:
     """Figure 9: accuracy of FedSGD over S, without noise.
 
-    S = 2 is enough for FedSGD, which needs more than twice the rounds of FedAvg for its accuracy.
+    The paper's conclusion: S = 2 is enough for FedSGD, which needs many more rounds than FedAvg for the same accuracy.
     """
     results = draft.results
     marks = draft.drawn_rounds(FEDSGD_CLIPPED.values())
@@ -175,7 +183,8 @@ def fedsgd_clipping(draft: Draft) -> Ruling:
 def fedsgd_noise(draft: Draft) -> Ruling:
     """Figure 10: accuracy of FedSGD over sigma at S = 20.
 
-    A sigma of 0.002 costs FedSGD little, and 0.024 costs it a larger share than FedAvg.
+    The rule: sigma = 0.002 costs FedSGD little, and sigma = 0.024 costs FedSGD a larger share of its accuracy than
+    FedAvg.
     """
     results, plain = draft.results, FEDSGD_CLIPPED[20]
     marks = draft.drawn_rounds([*FEDSGD_NOISED.values(), plain])
@@ -212,7 +221,17 @@ def _add_both_updates(
     plain: str = "",
     title: str = "",
 ) -> None:
-    """Add the figure of a sweep with FedSGD and with FedAvg, after the same numbers of rounds in the same colours."""
+    """Add the figure of a sweep with FedSGD and with FedAvg. Lines for the same number of rounds have the same colour.
+
+    Args:
+        draft: The exhibit.
+        marks: The numbers of rounds.
+        axis: The setting that is varied: `S` or `σ`.
+        fedsgd: Name of the run of FedSGD, by the value of the setting.
+        fedavg: The same for FedAvg.
+        plain: Name of the run of FedSGD without noise, which is drawn as a level; empty for none.
+        title: End of the title of the figure.
+    """
     lines = []
     for mark in marks:
         name = f"after {plural(mark)}"
@@ -222,9 +241,9 @@ def _add_both_updates(
 
 
 def _lead(results: ResultSet, first: str, second: str, at: int) -> tuple[float, float]:
-    """Mean difference of two runs (first minus second) and its uncertainty.
+    """Return the mean difference of two runs (first minus second) and its uncertainty (`ResultSet.mean_lead`).
 
-    The uncertainty is at least the distance between two seeds. Raises `Undecided` if they cannot be compared.
+    The uncertainty is at least `ResultSet.margin`. Raise `Undecided` if the runs share fewer than two evaluations.
     """
     apart = results.mean_lead(first, second, at)
     if apart is None:
@@ -233,14 +252,14 @@ def _lead(results: ResultSet, first: str, second: str, at: int) -> tuple[float, 
 
 
 SIZES = {"": "10,000", "20k-": "20,000", "30k-": "30,000"}
-"""Number of words by the prefix of the runs with that dictionary."""
+"""Number of words in a dictionary, by the prefix in the names of its runs."""
 
 
 def dictionaries_clipping(draft: Draft) -> Ruling:
     """Figure 11: accuracy over S with three dictionaries.
 
-    A word outside the dictionary counts as an error, so the three can be compared. Larger dictionaries help little, and
-    S = 20 costs them no more.
+    A word outside the dictionary counts as an error, so the accuracies can be compared. The paper's conclusion: larger
+    dictionaries help little, and need no other S.
     """
     results = draft.results
     _add_dictionaries(draft, "S", {norm: clipped(norm).name for norm in SWEPT_CLIPS}, UNCLIPPED, "no clip")
@@ -255,7 +274,10 @@ def dictionaries_clipping(draft: Draft) -> Ruling:
 
 
 def dictionaries_noise(draft: Draft) -> Ruling:
-    """Figure 12: accuracy over sigma at S = 20 with three dictionaries. sigma = 0.012 costs larger ones no more."""
+    """Figure 12: accuracy over sigma at S = 20 with three dictionaries.
+
+    The rule: sigma = 0.012 costs a larger dictionary not much more than it costs 10,000 words.
+    """
     _add_dictionaries(draft, "σ", {sigma: noised(20, sigma).name for sigma in SWEPT_NOISES}, NOISELESS, "no noise")
     at, costs = _dictionary_costs(draft, NOISELESS, noised(20, 0.012).name)
     seeds = draft.about_seeds(costs.values(), at)
@@ -264,19 +286,25 @@ def dictionaries_noise(draft: Draft) -> Ruling:
 
 
 def _dictionary_costs(draft: Draft, plain: str, other: str) -> tuple[int, dict[str, float]]:
-    """The last round that the runs reached, and what the other run loses against the plain one, by number of words."""
+    """Return the last round that all runs reached, and the loss of one run against another, by number of words.
+
+    Args:
+        draft: The exhibit.
+        plain: Name of the reference run with 10,000 words.
+        other: Name of the run whose loss is computed.
+    """
     needed = [size + name for size in SIZES for name in (plain, other)]
     at = draft.shared_round(needed, against=[size + plain for size in SIZES])
     return at, {words: _loss(draft.results, size + plain, size + other, at) for size, words in SIZES.items()}
 
 
 def _listed(costs: Mapping[str, float]) -> str:
-    """Losses in points with the size of the dictionary, in words."""
+    """Return a text that lists the losses in points, each with the size of its dictionary."""
     return ", ".join(f"{in_points(cost)} ({words} words)" for words, cost in costs.items())
 
 
 def _loss(results: ResultSet, first: str, second: str, at: int) -> float:
-    """Accuracy of the first run minus the second."""
+    """Return the accuracy of the first run minus that of the second after `at` rounds, as a fraction."""
     return results.value(first, at) - results.value(second, at)
 
 
@@ -286,9 +314,9 @@ def _add_dictionaries(draft: Draft, axis: str, swept: Mapping[float, str], plain
     Args:
         draft: The exhibit.
         axis: The setting that is varied: `S` or `σ`.
-        swept: Value of the setting to the name of the run with 10,000 words.
-        plain: Name of the reference run.
-        plain_label: Its label: `no clip` or `no noise`.
+        swept: Name of the run with 10,000 words, by the value of the setting.
+        plain: Name of the reference run with 10,000 words.
+        plain_label: Label of the reference: `no clip` or `no noise`.
     """
     draft.compared_with = [*swept.values(), plain]
     marks = draft.drawn_rounds([size + run for size in ("20k-", "30k-") for run in draft.compared_with])

@@ -20,14 +20,14 @@ from unheard.formatting import NOTHING, epsilon_text, in_points, percent, raised
 
 BASELINE, LEAST_NOISE, MIDDLE_NOISE, FEW_USERS = (run.name for run in MAIN)
 MANY_USERS = noised(15, 0.012, users=1250).name
-"""The last two have the same sigma, with 100 and with 1,250 users per round."""
+"""A run with the sigma of `FEW_USERS` and 1,250 users per round instead of 100."""
 
 
 def table_rounds(draft: Draft) -> Ruling:
     """Table 1: epsilon after 1 to 10^6 rounds.
 
-    Below each row of the paper are the same cells by the moments accountant and by the tightest accountant of today.
-    The table needs no run.
+    Below each row of the paper are the same epsilons computed by the moments accountant and by the tightest accountants
+    of `unheard`. The table needs no run.
     """
     rows = []
     for line in printed.TABLE_1:
@@ -52,8 +52,11 @@ def judge_table_1(cells: Sequence[tuple[printed.PrintedEpsilon, float]], reasona
     """Apply the rule of Table 1 to pairs of printed and computed epsilons.
 
     Args:
-        cells: Printed and computed epsilons.
+        cells: Pairs of a printed cell and the epsilon that the moments accountant computes for it.
         reasonable: Epsilons below this count as reasonable.
+
+    Raises:
+        Undecided: There are no cells.
     """
     if not cells:
         raise Undecided("Nothing was computed.")
@@ -67,14 +70,14 @@ def judge_table_1(cells: Sequence[tuple[printed.PrintedEpsilon, float]], reasona
 
 
 def _epsilon_cell(epsilon: float) -> str:
-    """Two decimals, or more digits for very small values."""
+    """Return an epsilon with two decimals, or with more digits if it is very small."""
     return f"{epsilon:.2f}" if epsilon >= 0.005 else epsilon_text(epsilon) if epsilon > 1e-3 else small(epsilon)
 
 
 def table_accuracy(draft: Draft) -> Ruling:
     """Table 2: epsilon and AccuracyTop1 by sigma, S, population and users per round.
 
-    Also the epsilons that the text of the paper states.
+    A second table has the epsilons in the text of the paper.
     """
     results, draft.is_over_seeds = draft.results, True
     runs = list(dict.fromkeys(row.run for row in printed.TABLE_2))
@@ -116,12 +119,18 @@ def table_accuracy(draft: Draft) -> Ruling:
 
 
 def _three_epsilons(cell: printed.PrintedEpsilon) -> list[str]:
-    """An epsilon as the paper prints it, by its accountant, and by the tightest one of today."""
+    """Return an epsilon as the paper prints it, by the moments accountant, and by the tightest accountants of today."""
     return [cell.digits, f"{printed.moments(cell):.3f}", epsilon_text(printed.today(cell))]
 
 
 def _table_2_row(row: printed.PrintedModel, results: ResultSet, at: int | None) -> list[str]:
-    """One row: the settings, epsilon (paper, ours, today), AccuracyTop1 and its loss against the baseline (paper, ours)."""
+    """Return a row of Table 2: settings, epsilon (paper, ours, today), AccuracyTop1 and its cost (paper, ours).
+
+    Args:
+        row: The row of the paper.
+        results: Results of one corpus.
+        at: The round at which our accuracy is measured; None if runs are missing.
+    """
     norm = "∞" if row.clip_norm is None else f"{row.clip_norm:g}"
     users = "10⁸" if row.population == printed.LARGER else f"{row.population:,}"
     model = [f"{row.noise_std:.3f}", norm, users, f"{row.users_per_round:,}"]
@@ -143,15 +152,15 @@ LABELS = {
     noised(20, 0.024).name: "σ = 0.024, S = 20",
     noised(20, 0.048).name: "σ = 0.048, S = 20",
 }
-"""Models of Table 3 by the name of their run."""
+"""Labels of the models of Table 3, by the name of their run."""
 HEADS = ("10", "50", "100")
-"""Head words are the 10, 50 or 100 most frequent words."""
+"""Numbers of most frequent words that count as head words, as keys of `RunResult.head_words`."""
 
 
 def head_words(draft: Draft) -> Ruling:
-    """Table 3: how many of the ten predictions are among the most frequent words.
+    """Table 3: how many of the ten predictions are among the most frequent words, for models of different accuracy.
 
-    For models of different accuracy and noise. The rule is about the correlation over all models and two pairs of runs.
+    The rule uses the rank correlation over all models, and the differences within two pairs of runs.
     """
     results, limits = draft.results, draft.recipe.limits
     points = {head: tuple((100 * a, mean) for a, mean in _accuracy_and_mean(results, head)) for head in HEADS}
@@ -167,14 +176,14 @@ def head_words(draft: Draft) -> Ruling:
     base, least_noise, few, many = (mean_head_words(results, name, "100") for name in runs)
     is_like = _are_alike_trained(results, BASELINE, LEAST_NOISE)
     if len(known) < limits["min_models"] or base is None or least_noise is None or not is_like:
-        needed = f"{limits['min_models']}, with {BASELINE} and {LEAST_NOISE} of like length among them"
-        raise Undecided(f"Head words were counted for {len(known)} trained models; the rule asks for {needed}.")
+        needed = f"{limits['min_models']}, including {BASELINE} and {LEAST_NOISE} with similar numbers of rounds"
+        raise Undecided(f"Head words were counted for {len(known)} trained models; the rule needs {needed}.")
     accuracies, means = zip(*known, strict=True)
     if max(accuracies) - min(accuracies) <= results.margin():
-        raise Undecided("The models are equally good, so they cannot show what quality does.")
+        raise Undecided("The models have nearly the same accuracy, so the rule cannot compare good and bad models.")
     draft.require_precise([BASELINE, LEAST_NOISE])
     ranks = rankdata(accuracies), rankdata(means)
-    correlation = float(np.corrcoef(*ranks)[0, 1]) if len(set(means)) > 1 else 0.0  # Spearman's
+    correlation = float(np.corrcoef(*ranks)[0, 1]) if len(set(means)) > 1 else 0.0  # of Spearman
     sentence = (
         f"Over {len(known)} models the rank correlation of AccuracyTop1 with head words is {correlation:+.2f}. Of ten "
         f"suggestions {least_noise:.2f} are among the 100 most frequent words at σ = 0.003, {base:.2f} for the baseline."
@@ -193,29 +202,35 @@ def head_words(draft: Draft) -> Ruling:
 
 
 def _are_alike_trained(results: ResultSet, first: str, second: str) -> bool:
-    """Whether both runs are long enough and neither has more than twice the rounds of the other.
+    """Return whether both runs are long enough and neither has more than twice the rounds of the other.
 
-    Head words are counted at the end of a run, and become fewer as the model learns.
+    Head words are counted at the end of a run, and their number falls as the model learns.
     """
     shorter, longer = sorted(results.rounds(name) or 0 for name in (first, second))
     return shorter >= TRAINED and 2 * shorter >= longer
 
 
 def _accuracy_and_mean(results: ResultSet, head: str, least: int = 0) -> list[tuple[float, float]]:
-    """Accuracy and mean number of head words of each model with at least `least` rounds."""
+    """Return the accuracy and the mean number of head words of each model that has at least `least` rounds."""
     names = [name for name in LABELS if (results.rounds(name) or 0) >= least]
     both = ((results.accuracy(name), mean_head_words(results, name, head)) for name in names)
     return [(accuracy, number) for accuracy, number in both if accuracy is not None and number is not None]
 
 
 def mean_head_words(results: ResultSet, name: str, head: str) -> float | None:
-    """Mean number of head words among the ten predictions of one run; None if they were not counted."""
+    """Return the mean number of head words among the ten predictions of one run; None if they were not counted.
+
+    Args:
+        results: Results of one corpus.
+        name: The name of the run.
+        head: One of `HEADS`.
+    """
     counts = results.runs[name].head_words.get(head) if name in results else None
     return sum(i * n for i, n in enumerate(counts)) / sum(counts) if counts and sum(counts) else None
 
 
 def _add_histogram(draft: Draft, head: str) -> None:
-    """Add, for each model, the share of positions with 0, 1, ..., 10 head words among the ten predictions."""
+    """Add a table of the share of positions with 0, 1, ..., 10 head words among the ten predictions, by model."""
     results, rows = draft.results, []
     for name, label in LABELS.items():
         mean = mean_head_words(results, name, head)
@@ -230,5 +245,6 @@ def _add_histogram(draft: Draft, head: str) -> None:
         f"How many of ten suggestions are among the {head} most frequent words",
         ["", "AccT1", *map(str, range(11)), "mean"],
         rows,
-        "In % of all places in the held-out text. More to the right: more head words. The paper shows this table as a picture.",
+        "Cells are percentages of all positions in the held-out text; columns on the right have more head words. The paper "
+        "shows this table as a picture.",
     )

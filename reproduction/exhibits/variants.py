@@ -12,17 +12,21 @@ from reproduction.verdict import NEARLY, SMALL, Ruling, Undecided, below, plural
 from unheard.formatting import NOTHING, in_points, percent
 
 BASELINE, CLIPPED, NOISED = "baseline", clipped(15).name, noised(15, 0.003).name
+"""Runs without privacy, with a clip alone, and with clip and noise."""
 ESTIMATOR_LABELS = {
     BASELINE: "fixed sample, true average",
     "variable-true-average": "variable sample, true average",
     "variable-fixed-denominator": "variable sample, fixed denominator",
     "variable-clipped-denominator": "variable sample, clipped denominator",
 }
-"""Sampling and estimator by the name of the run."""
+"""Labels of the runs of Figure 5: sampling and estimator, by the name of the run."""
 
 
 def estimators(draft: Draft) -> Ruling:
-    """Figure 5: accuracy by round with fixed and variable samples and three estimators, which nearly match."""
+    """Figure 5: accuracy by round with fixed and variable samples and three estimators.
+
+    The rule: all four runs nearly match.
+    """
     results = draft.results
     draft.add_curves("AccuracyTop1 by round", ESTIMATOR_LABELS)
     draft.add_rounds_table(ESTIMATOR_LABELS)
@@ -40,7 +44,7 @@ def estimators(draft: Draft) -> Ruling:
 
 
 def update_penalty(draft: Draft) -> Ruling:
-    """Accuracy by round with an L2 penalty on the update. It was meant to make clipping unnecessary, and did not help."""
+    """Appendix: accuracy by round with an L2 penalty on the update, which did not help in the paper."""
     results, penalties = draft.results, {f"{CLIPPED}-penalty{penalty}": penalty for penalty in ("0.001", "0.01")}
     labels = {CLIPPED: "no penalty"} | {name: f"penalty {penalty}" for name, penalty in penalties.items()}
     draft.add_curves("AccuracyTop1 by round, S = 15", labels)
@@ -54,7 +58,7 @@ def update_penalty(draft: Draft) -> Ruling:
 
 
 def tied_embeddings(draft: Draft) -> Ruling:
-    """One embedding for input and output against two: accuracy by round and size of the model."""
+    """Appendix: accuracy by round and size of a model with tied embeddings, and of one with two embeddings."""
     results, untied, limits = draft.results, "untied-baseline", draft.recipe.limits
     _add_sizes(draft, {BASELINE: "tied", untied: "untied"})
     at = draft.shared_round([BASELINE, untied], against=[untied])
@@ -69,10 +73,10 @@ def tied_embeddings(draft: Draft) -> Ruling:
 
 
 def unit_norm(draft: Draft) -> Ruling:
-    """Word vectors of norm 1 against free ones, with and without a clip.
+    """Appendix: word vectors of norm 1 compared with vectors of free norm, with and without a clip.
 
-    The rule is about the runs with a clip. Without one, vectors of free norm may diverge at this learning rate, which would
-    say nothing about speed.
+    The rule uses the runs with a clip. Without a clip, training with vectors of free norm may diverge at this learning
+    rate, and then says nothing about the speed of convergence.
     """
     results, unit_run, free_run = draft.results, CLIPPED, f"free-norm-{CLIPPED}"
     labels = {
@@ -108,17 +112,21 @@ def _add_sizes(draft: Draft, labels: dict[str, str]) -> None:
 
 
 def _size(results: ResultSet, name: str) -> str:
-    """The number of parameters of the model of a run."""
+    """Return the number of parameters of the model of a run as a table cell."""
     return f"{results.runs[name].parameters:,}" if name in results else NOT_RUN
 
 
 MODEL_LABELS = {BASELINE: "baseline", CLIPPED: "S = 15", NOISED: "σ = 0.003, S = 15"}
+"""Labels of the three runs of each model, by the name of the run."""
 MODELS = {"": "LSTM", "gru-": "GRU", "characters-": "characters"}
-"""Model by the prefix of its runs."""
+"""Labels of the models, by the prefix in the names of their runs."""
 
 
 def other_models(draft: Draft) -> Ruling:
-    """Accuracy of three models without privacy, with a clip, and with a clip and noise, which costs the others little."""
+    """Not in the paper: accuracy of three models without privacy, with a clip, and with clip and noise.
+
+    The rule: clip and noise cost the GRU and the character model little.
+    """
     results, others = draft.results, {"gru-": "GRU", "characters-": "character model"}
     for prefix, label in (("gru-", "GRU"), ("characters-", "character model, by character")):
         labels = {prefix + name: run_label for name, run_label in MODEL_LABELS.items()}
@@ -142,9 +150,14 @@ def other_models(draft: Draft) -> Ruling:
 
 
 def _noise_gap(results: ResultSet, prefix: str, at: int | None) -> float | None:
-    """Accuracy with noise minus the better of no clip and the clip alone.
+    """Return the accuracy with noise minus the better of no clip and the clip alone; None if one is unknown.
 
-    A model that diverges without a clip is not a useful reference.
+    The better of both is the reference, because some models diverge without a clip.
+
+    Args:
+        results: Results of one corpus.
+        prefix: Prefix in the names of the runs of a model.
+        at: The number of rounds; None gives None.
     """
     plain, clip, noise = (results.accuracy(prefix + name, at) for name in MODEL_LABELS)
     return None if at is None or plain is None or clip is None or noise is None else noise - max(plain, clip)

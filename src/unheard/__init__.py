@@ -1,7 +1,8 @@
 """Unheard: train language models on user-generated text with user-level differential privacy.
 
-Everything that a notebook needs is here. The names are listed in `__init__.pyi`, which serves type checkers and this file
-alike. Each name is imported when it is first used, so `import unheard` is quick and the accounting runs without torch.
+This package holds the public API. `__init__.pyi` lists its names, for type checkers and for the import hook at the end of
+this file. Each name is imported when it is first used, so `import unheard` is fast and the accounting works without torch.
+docs/code.md describes how the packages fit together.
 
     import unheard
 
@@ -14,20 +15,21 @@ alike. Each name is imported when it is first used, so `import unheard` is quick
 import os
 import sys
 
-# `python -m unheard` puts the working folder first on the path of imports, where a file such as torch.py would be
-# executed. Take it off before the first import of another package.
+# `python -m unheard` puts the working folder first on sys.path. A file torch.py in that folder would then be executed
+# instead of the package. Therefore the folder is removed before the first import of another package.
 if sys.argv[:1] == ["-m"] and ("-m", "unheard") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False):
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != os.path.realpath(os.curdir)]
 
-# A signal during the imports of the command line ends it with one line; cli/processes.py takes over after them. Not in a
-# rank, whose launcher gets the signal, and not where the package is imported by another program.
+# The imports of the command line take a while. A signal during that time ends the command with one line instead of a
+# traceback; cli/processes.py handles signals afterwards. A rank does not need this, because its launcher handles the
+# signal, and a program that imports this package keeps its own signal handlers.
 if (
     sys.orig_argv[1:3] == ["-m", "unheard"] or [os.path.basename(word) for word in sys.orig_argv[1:2]] == ["unheard"]
 ) and "WORLD_SIZE" not in os.environ:
     import signal
 
     def _stop(*_: object) -> None:
-        os.write(2, b"unheard: Stopped before anything was written. The same command starts again.\n")
+        os.write(2, b"unheard: Stopped before anything was written. Run the same command again.\n")
         os._exit(130)
 
     for _name in ("SIGINT", "SIGTERM", "SIGHUP"):
@@ -57,7 +59,8 @@ _NO_TELEMETRY = {
 for _name, _value in _NO_TELEMETRY.items():
     os.environ.setdefault(_name, _value)
 
-# A library prints no log by itself; the program that uses it decides. `unheard COMMAND --log-file FILE` writes one.
+# A library does not print log messages by itself; the program that imports it decides where they go. The command line
+# writes them with `unheard COMMAND --log-file FILE`.
 logging.getLogger("unheard").addHandler(logging.NullHandler())
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

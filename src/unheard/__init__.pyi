@@ -1,4 +1,4 @@
-"""The public API: every name of `import unheard` and the module that defines it."""
+"""The public API: each name that `import unheard` offers, imported from the module that defines it."""
 
 __version__: str
 

@@ -1,4 +1,7 @@
-"""`python -m unheard` is `unheard`: the form that torchrun starts (`torchrun --nproc-per-node 8 -m unheard train ...`)."""
+"""Run the command `unheard` as `python -m unheard`.
+
+torchrun needs this form: `torchrun --nproc-per-node 8 -m unheard train ...`.
+"""
 
 from unheard.cli.main import main
 

@@ -1,14 +1,15 @@
-"""Parts are their own configuration: a frozen dataclass is both the object and its record in a run file.
+"""Convert the tables of a run file to parts, and parts to tables.
 
-In: tables as TOML gives them, `{"kind": "flat", "norm": 15.0}`. Out: checked parts, `FlatClip(norm=15.0)`; and back
-again. Unknown keys and values of the wrong type raise an error that names the nearest right one, so that a misspelt
-option never leaves a default in force.
+A part is a frozen dataclass, for example `FlatClip(norm=15.0)`. It does the work and is also its own configuration: the
+table `{"kind": "flat", "norm": 15.0}` of a run file holds its fields. An unknown key raises an error that names the
+nearest known key, and a value of the wrong type one that names the allowed types. So a misspelt option is never ignored
+in favour of a default.
 
-    part_of_kind(kinds, table, where)       a part from a table, its class chosen by the table's `kind`
-    part_from_table(cls, table, where)      a part of a known class from a table
-    table_from_part(part, kinds)            the table of a part
-    parse_json(text), parse_toml(text)      plain data; every failure is a `ValueError`
-    require(condition, message)             for `__post_init__`: raises `InvalidValue`
+    part_of_kind(kinds, table, where)       build a part; the key `kind` of the table chooses the class
+    part_from_table(cls, table, where)      build a part of a given class
+    table_from_part(part, kinds)            return the table of a part
+    parse_json(text), parse_toml(text)      parse text; every failure is a `ValueError`
+    require(condition, message)             raise `InvalidValue` unless the condition holds
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True, kw_only=True)
@@ -34,11 +35,14 @@ from unheard.errors import InvalidValue, UnknownKey
 P = TypeVar("P")
 
 LARGEST_NUMBER = 1e15
-"""No setting needs a larger number, and every whole number up to here is exact as a float."""
+"""The largest number that a setting may have. Every whole number up to it is exact as a float."""
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON. Raises `ValueError` for anything else, also for brackets that are nested too deeply.
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: The text is not JSON, or its brackets are nested too deeply for the parser.
 
     >>> parse_json("[" * 200_000)
     Traceback (most recent call last):
@@ -52,7 +56,11 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. Raises `tomllib.TOMLDecodeError`, a `ValueError`, also for brackets that are nested too deeply."""
+    """Return the tables of a TOML text.
+
+    Raises:
+        tomllib.TOMLDecodeError: The text is not TOML, or its brackets are nested too deeply. It is a `ValueError`.
+    """
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -60,7 +68,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Write the end of an error message: the nearest known word if one is similar, and the list of all known words.
+    """Return the end of an error message: the most similar known word, if there is one, and the list of known words.
 
     >>> nearest("nois", ["noise", "clip"])
     " Did you mean 'noise'? Known: clip, noise."
@@ -78,11 +86,12 @@ def part_from_table(cls: type[P], table: Mapping[str, Any], where: str) -> P:
 
     Args:
         cls: A frozen dataclass.
-        table: Its fields; whole numbers may stand for floats, nothing else is converted. The key `kind` is ignored.
+        table: The values of its fields. A whole number becomes a float, and a list a tuple, if the field needs it; no
+            other value is converted. The key `kind` is ignored.
         where: The name of the table in the run file, for error messages.
 
     Raises:
-        UnknownKey: The class has no field of that name.
+        UnknownKey: A key of the table is not a field of the class.
         InvalidValue: A value has the wrong type or is out of range, or a field without a default is missing.
     """
     if not isinstance(table, Mapping):
@@ -92,7 +101,7 @@ def part_from_table(cls: type[P], table: Mapping[str, Any], where: str) -> P:
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key == "kind" and key not in fields:
-            continue  # it chose the class
+            continue  # `part_of_kind` has used it to choose the class
         if key not in fields:
             raise UnknownKey(f"Unknown key '{key}' in [{where}].{nearest(key, fields)}")
         values[key] = _checked(value, hints[key], f"{where}.{key}")
@@ -110,16 +119,16 @@ def part_from_table(cls: type[P], table: Mapping[str, Any], where: str) -> P:
 
 
 def part_of_kind(kinds: Mapping[str, type], table: Mapping[str, Any], where: str) -> Any:
-    """Build the part whose class the table's `kind` names.
+    """Build a part from a table whose key `kind` names the class.
 
     Args:
         kinds: The registered classes by kind.
-        table: `kind` and the fields of the class.
+        table: The key `kind`, and the values of the fields of the class.
         where: The name of the table in the run file, for error messages.
 
     Raises:
-        UnknownKey: No class is registered under the kind, or it has no field of some name.
-        InvalidValue: There is no `kind`, or a value is not allowed.
+        UnknownKey: The kind is not registered, or a key is not a field of its class.
+        InvalidValue: The table has no `kind`, or `part_from_table` does not accept a value.
     """
     if not isinstance(table, Mapping):
         raise InvalidValue(f"[{where}] must be a table of keys, not {table!r}.")
@@ -132,11 +141,11 @@ def part_of_kind(kinds: Mapping[str, type], table: Mapping[str, Any], where: str
 
 
 def table_from_part(part: Any, kinds: Mapping[str, type] | None = None) -> dict[str, Any]:
-    """Write a part as a table: its kind, and every field that is not None.
+    """Return the table of a part: its kind, and every field that is not None.
 
     Args:
         part: A part.
-        kinds: The registered classes by kind; None for a class that needs no kind.
+        kinds: The registered classes by kind. None if the table needs no key `kind`.
 
     Raises:
         InvalidValue: The class of the part is not registered.
@@ -158,7 +167,9 @@ def table_from_part(part: Any, kinds: Mapping[str, type] | None = None) -> dict[
 
 
 def require_positive(**values: float | None) -> None:
-    """Check that numbers are above 0, and neither so small nor so large that arithmetic with them would fail.
+    """Raise `InvalidValue` unless each number is from 1e-15 to 1e15.
+
+    Within these limits the arithmetic of the mechanism neither overflows nor loses a number to zero.
 
     >>> require_positive(norm=15.0, rate=None)  # None is not checked
     """
@@ -176,7 +187,15 @@ def require(condition: bool, message: str) -> None:
 
 
 def _checked(value: Any, hint: Any, name: str) -> Any:
-    """Return the value as its field's type. TOML integers may stand for floats; nothing else is converted."""
+    """Return a value if its field allows it, else raise `InvalidValue`.
+
+    A whole number becomes a float, and a list a tuple, if the field needs it. No other value is converted.
+
+    Args:
+        value: The value from the table.
+        hint: The type hint of the field.
+        name: The table and the key, for the error message.
+    """
     allowed = (
         typing.get_args(hint)
         if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
@@ -204,7 +223,7 @@ def _checked(value: Any, hint: Any, name: str) -> Any:
 
 
 def _in_words(allowed: tuple[Any, ...]) -> str:
-    """Name the allowed types or values for an error message."""
+    """Return the allowed types or values in words, for an error message."""
     words = {
         float: "a number",
         int: "a whole number",

@@ -2,31 +2,31 @@
 
     UnheardError
     |-- ConfigError            a run file, a part or a command-line value is not usable as given
-    |   |-- UnknownKey         a key or kind that does not exist; the message names the nearest right one
-    |   `-- InvalidValue       a value of the wrong type, or outside what the part allows
-    |-- PrivacyError           the guarantee would not hold, or could not be shown to hold
-    |   |-- UnprovenCombination   parts that each work, but have no proof together: always an error, never a warning
+    |   |-- UnknownKey         a key or kind does not exist; the message names the nearest known one
+    |   `-- InvalidValue       a value has the wrong type or is outside the allowed range
+    |-- PrivacyError           the guarantee does not hold, or cannot be shown to hold
+    |   |-- UnprovenCombination   a combination of parts has no proof of privacy: always an error, never a warning
     |   |-- BudgetExceeded     the next round would cost more than the declared budget
-    |   |-- LedgerError        a ledger that is edited, reordered, shortened or unreadable
+    |   |-- LedgerError        a ledger is edited, reordered, shortened or unreadable, or cannot be written
     |   `-- AccountingError    an accountant cannot give a valid bound for these events
     |-- CorpusError            text or a token store cannot be read or written
     |   |-- CorpusMissing      there is no corpus at the path
-    |   |-- CorpusCorrupt      a store whose files do not agree with each other
-    |   `-- InputError         raw input that cannot be used (no such column, not a known format, ...)
+    |   |-- CorpusCorrupt      the files of a store do not agree with each other
+    |   `-- InputError         raw input cannot be used: a column is missing, the format is unknown, ...
     |-- RunFolderError         a run folder cannot be used
-    |   |-- RunFolderExists    it already holds a run
-    |   |-- RunFolderInUse     another process is training in it
-    |   |-- RunFolderMissing   it holds no run
-    |   `-- CheckpointCorrupt  a checkpoint or model file that does not read back as it was written
-    |-- NodeError              a node of a federated run is late, lost, or sent what it was not asked for
-    |-- RankError              one of several processes that train together is late, lost or has failed; it is named
-    `-- ModelError             a model that does not fit its parameters, its vocabulary or the engine
-        `-- CodeNotTrusted     a model's class would have to be imported, and this reader imports no code of others
+    |   |-- RunFolderExists    the folder for a new run already holds something
+    |   |-- RunFolderInUse     another process is training in the folder
+    |   |-- RunFolderMissing   the folder holds no run, or a required file is missing
+    |   `-- CheckpointCorrupt  a checkpoint or model file is damaged
+    |-- NodeError              a node or the server of a federated run fails, or breaks the protocol
+    |-- RankError              one of several processes that train together is late, lost or has failed
+    `-- ModelError             a model does not fit its parameters, its vocabulary or the engine
+        `-- CodeNotTrusted     the class of a model is code of another author, which `verify` does not import
 
 `NoiseWarning` is the only warning: `train` emits it before the first round if the noise will dominate the updates.
 
-The command line prints the message and exits with status 2; a traceback is a bug. Catch `UnheardError` to handle them
-all:
+The command line prints the message and exits with status 2; a traceback is a bug. Catch `UnheardError` to handle all
+errors, or a subclass to handle one kind:
 
     from unheard.errors import BudgetExceeded
 
@@ -39,11 +39,11 @@ all:
 
 
 class NoiseWarning(UserWarning):
-    """The noise of each round will dominate the updates: the model will be useless. The message names cures."""
+    """The noise of each round will dominate the updates, so the model will be useless. The message says what to change."""
 
 
 class UnheardError(Exception):
-    """The base class of all errors with a message that is meant for the user."""
+    """The base class of all errors that Unheard raises on purpose, with a message that says what to do."""
 
 
 class ConfigError(UnheardError):
@@ -51,23 +51,26 @@ class ConfigError(UnheardError):
 
 
 class UnknownKey(ConfigError):
-    """A key or kind that does not exist; the message names the nearest right one."""
+    """A key or kind does not exist. The message names the nearest known one."""
 
 
 class InvalidValue(ConfigError):
-    """A value of the wrong type, or outside what the part allows."""
+    """A value has the wrong type or is outside the range that the part allows."""
 
 
 class PrivacyError(UnheardError):
-    """The guarantee would not hold, or could not be shown to hold."""
+    """The privacy guarantee does not hold, or cannot be shown to hold."""
 
 
 class UnprovenCombination(PrivacyError):
-    """Parts that each work, but whose combination has no proof of privacy."""
+    """The parts are valid one by one, but there is no proof of privacy for their combination."""
 
 
 class BudgetExceeded(PrivacyError):
-    """The next round would cost more than the declared budget. Nothing of that round was drawn or charged."""
+    """One more round would exceed the budget of the run or of all runs on its users, or correlated noise has ended.
+
+    The round was not charged, and no cohort was drawn.
+    """
 
 
 class LedgerError(PrivacyError):
@@ -91,7 +94,7 @@ class CorpusCorrupt(CorpusError):
 
 
 class InputError(CorpusError):
-    """Raw input that cannot be used: no such column, an unknown format, a torn file."""
+    """Raw input cannot be used: a column is missing, the format is unknown, or the file is incomplete."""
 
 
 class RunFolderError(UnheardError):
@@ -107,11 +110,11 @@ class RunFolderInUse(RunFolderError):
 
 
 class RunFolderMissing(RunFolderError):
-    """The folder holds no run, or its run lacks a file that it cannot do without."""
+    """The folder holds no run, or a required file of the run is missing."""
 
 
 class CheckpointCorrupt(RunFolderError):
-    """A checkpoint or model file does not read back as it was written."""
+    """A checkpoint or model file is damaged: its content is not what Unheard wrote."""
 
 
 class RankError(UnheardError):
@@ -119,7 +122,7 @@ class RankError(UnheardError):
 
 
 class NodeError(UnheardError):
-    """A node of a federated run is late, lost, or sent what it was not asked for."""
+    """A node or the server of a federated run fails, is unreachable, or sends a message that the protocol forbids."""
 
 
 class ModelError(UnheardError):
@@ -127,4 +130,4 @@ class ModelError(UnheardError):
 
 
 class CodeNotTrusted(ModelError):
-    """A run file names a model class of the user's own code, and the reader does not import such code without permission."""
+    """A run file names a model class that is not part of Unheard. `verify` does not import it, as importing runs its code."""

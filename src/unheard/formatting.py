@@ -1,15 +1,16 @@
-"""How numbers, words and runs are shown in tables, sentences, captions and plots: one form for each, used everywhere.
+"""Format numbers and words in the same way in all tables, sentences, captions and plots.
 
-In: a number. Out: text. An infinite epsilon is written ∞, a missing figure as a dash, a power of ten with ×, and parts
-of one line are separated by ·. `colour_numbers` gives private runs and runs without privacy the same colours
-everywhere.
+Most functions take a number and return text. An infinite epsilon is written ∞, a missing figure as a dash, a power of
+ten with ×, and parts of one line are separated by ·. `colour_numbers` gives private runs and runs without privacy the
+same colours in every plot.
 
 >>> percent(0.1234), in_points(0.0013, signed=True), epsilon_text(4.634), small(1.6e-9)
 ('12.34 %', '+0.13', '4.63', '1.6 × 10⁻⁹')
 
-`smoothed` is a curve over rounds as the paper plots it. Paper, section 3: "We evaluate accuracy every 20 rounds and
-plot metrics smoothed over 5 evaluations (100 rounds)". A smoothed value is the mean of an evaluation and the four
-before it, so it does not depend on later evaluations."""
+`smoothed` computes the curves that the paper plots. Paper, section 3: "We evaluate accuracy every 20 rounds and plot
+metrics smoothed over 5 evaluations (100 rounds)". A smoothed value is the mean of an evaluation and the four before it,
+so it does not depend on later evaluations.
+"""
 
 import math
 import re
@@ -24,14 +25,15 @@ NOTHING = "—"
 TIMES = "×"
 SEPARATOR = " · "
 END = "⟨end⟩"
-"""How the end of a sequence, `<EOS>`, is shown among suggestions."""
-# Control characters (C0 without tab and line feed, DEL, C1), and the marks that change the direction of writing.
+"""The text that stands for `<EOS>`, the end of a sequence, in a list of suggested words."""
+# Control characters (C0 without tab and line feed, DEL, C1), marks that change the direction of writing, and the line and
+# paragraph separators of Unicode.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def percent(value: float | None, digits: int = 2) -> str:
-    """Format a share as a percentage, or a dash for None."""
+    """Format a share, for example 0.1234, as a percentage, 12.34 %. None gives a dash."""
     return NOTHING if value is None else f"{100 * value:.{digits}f} %"
 
 
@@ -49,14 +51,16 @@ def in_points(difference: float | None, *, signed: bool = False) -> str:
 
 
 def epsilon_text(value: float | None) -> str:
-    """Format an epsilon with three significant digits; ∞ if it is infinite or missing."""
+    """Format an epsilon with three significant digits, from 1,000 on as a whole number; ∞ if it is infinite or None."""
     if value is None or math.isinf(value):
         return "∞"
     return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
 
 
 def accountant_title(name: str) -> str:
-    """Format the name of an accountant in a sentence: RDP, PLD, moments, or a claim in words that begins with one of them.
+    """Format the name of an accountant for a sentence: `rdp` and `pld` are written in capitals, `moments` is not.
+
+    Words that follow the name are kept.
 
     >>> accountant_title("pld of the declared rounds")
     'PLD of the declared rounds'
@@ -73,7 +77,7 @@ def small(value: float) -> str:
 
 
 def raised(power: int) -> str:
-    """Format an exponent in raised digits.
+    """Format an exponent in superscript digits.
 
     >>> raised(-12)
     '⁻¹²'
@@ -82,7 +86,9 @@ def raised(power: int) -> str:
 
 
 def odds_factor(epsilon: float) -> str:
-    """Format e^epsilon, the factor by which one user changes the odds of an outcome: three digits, rounded up.
+    """Format e^epsilon, the largest factor by which one user's text changes the odds of an outcome.
+
+    The number is rounded up, to three digits up to a million and to a power of ten above.
 
     >>> odds_factor(0.5), odds_factor(8.0), odds_factor(20.0)
     ('1.65', '2,990', '10⁹')
@@ -111,15 +117,15 @@ def duration(seconds: float) -> str:
 
 
 def shown_word(word: str) -> str:
-    """Format a suggested word. The end of a sequence can be suggested too, and is shown as ⟨end⟩."""
+    """Format a suggested word for a terminal. `<EOS>`, the end of a sequence, is shown as ⟨end⟩."""
     return END if word == "<EOS>" else printable(word)
 
 
 def printable(text: str) -> str:
-    r"""Make a text safe for a terminal: control characters are shown as escapes, line ends and tabs stay.
+    r"""Return a text that is safe to print on a terminal: control characters are escaped, line feeds and tabs are kept.
 
-    A word of a vocabulary, a name of a file or a message of another program may hold sequences that move the cursor,
-    rename the window or write to the clipboard. Everything that commands print goes through this function.
+    A word of a vocabulary, the name of a file or a message of another program may contain control sequences that move
+    the cursor, rename the window or write to the clipboard. Everything that commands print goes through this function.
 
     >>> printable("\x1b]0;new title\x07")
     '\\x1b]0;new title\\x07'
@@ -128,13 +134,16 @@ def printable(text: str) -> str:
 
 
 def colour_numbers(are_private: Sequence[bool]) -> list[int]:
-    """The number of each run's colour, from 1, in the order of the runs.
+    """Return the number of each run's colour, counted from 1, in the order of the runs.
 
-    The first private run has colour 1 and the first run without privacy colour 2, in every plot, page and terminal; the
-    other runs have the next numbers.
+    The first private run has colour 1 and the first run without privacy has colour 2, in every plot, page and terminal.
+    The other runs get the numbers from 3 on.
 
     >>> colour_numbers([False, True]), colour_numbers([True, True, False])
     ([2, 1], [1, 3, 2])
+
+    Args:
+        are_private: For each run, whether it is private.
     """
     numbers: list[int] = []
     for is_private in are_private:
@@ -144,6 +153,7 @@ def colour_numbers(are_private: Sequence[bool]) -> list[int]:
 
 
 SMOOTHED_OVER = 5
+"""The number of evaluations in one smoothed value, as in the paper."""
 Points = tuple[tuple[float, float], ...]
 
 
@@ -163,9 +173,10 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def text_templates(package: str, **options: Any) -> "Environment":
-    """Return the Jinja2 templates in the folder `templates` of a package, for plain text and Markdown.
+    """Return a Jinja2 environment with the templates in the folder `templates` of a package, for text and Markdown.
 
-    A value that a template names and does not get is an error. Lines with nothing but a tag leave no line behind.
+    A template that uses a value which the caller does not pass raises `jinja2.UndefinedError`. A line that contains only
+    a template tag leaves no empty line in the output.
 
     Args:
         package: The package, for example "unheard.privacy".

@@ -1,8 +1,8 @@
 """The layout of the flat parameter vector, and copies between host memory and a device.
 
-Models compute with named tensors; clipping, averaging and noise work on one vector of all parameters. A layout
-translates in both directions without copying where it can. A "layer" is the paper's "parameter vector" (section 2,
-per-layer clipping): one named tensor.
+Models compute with named tensors; clipping, averaging and noise work on one vector of all parameters. A `Layout`
+converts between the two: `split` returns views of the vector, and `join` copies tensors into a new vector. A "layer" is
+one named tensor, which the paper calls a "parameter vector" (section 2, per-layer clipping).
 
 >>> layout = Layout((("embedding", (3, 2)), ("bias", (2,))))
 >>> layout.total, layout.slices["bias"]
@@ -17,7 +17,8 @@ Shape letters, used as suffixes of tensor names in the whole package:
     M  layers (named vectors)    K  windows (unrolls) of one user   H  hidden size
     S  local steps of one user   F  features about a user
 
-`to_device` copies an array to a torch device without making the host wait; `finish` waits, before a clock is read.
+`to_device` copies an array to a torch device without blocking the host. `finish` waits for the device, so that a time
+measurement includes all queued work.
 """
 
 import itertools
@@ -45,7 +46,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
-        """The layout of these tensors, in their order."""
+        """Return the layout of named tensors, in the order of the mapping."""
         return cls(tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items()))
 
     @cached_property
@@ -55,7 +56,7 @@ class Layout:
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        """The part of the flat vector that each layer takes, by name."""
+        """The slice of the flat vector that holds each layer, by name."""
         sizes = [math.prod(shape) for _, shape in self.shapes]
         ends = list(itertools.accumulate(sizes))
         return {name: slice(end - size, end) for (name, _), size, end in zip(self.shapes, sizes, ends, strict=True)}
@@ -72,10 +73,10 @@ class Layout:
         """Split a flat vector into named tensors, which are views of it.
 
         Args:
-            flat: A vector [P], or one per user [U, P]; the tensors then have the dimension U first.
+            flat: One vector [P], or one vector per user [U, P]. In the second case U is the first dimension of each tensor.
 
         Raises:
-            ModelError: The vector does not have as many numbers as the model has parameters.
+            ModelError: The last dimension of `flat` is not the number of parameters.
         """
         if flat.shape[-1] != self.total:
             raise ModelError(f"A vector of {flat.shape[-1]} numbers does not fit a model of {self.total} parameters.")
@@ -88,13 +89,15 @@ class Layout:
         }
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Join named tensors into one flat vector [P], a copy.
+        """Copy named tensors into one new flat vector [P]. Their order in the mapping does not matter.
 
         Raises:
-            ModelError: The names or shapes are not exactly this layout's.
+            ModelError: The names or shapes differ from those of the layout.
         """
         if list(tensors) != list(self.names) and set(tensors) != set(self.names):
-            raise ModelError(f"Tensors {sorted(tensors)} are not this model's: {sorted(self.names)}.")
+            raise ModelError(
+                f"The tensors {sorted(tensors)} do not match the model's layers {sorted(self.names)}. Use the file of this model."
+            )
         for name, shape in self.shapes:
             if tuple(tensors[name].shape) != shape:
                 raise ModelError(f"Tensor '{name}' has shape {tuple(tensors[name].shape)}; this model needs {shape}.")
@@ -104,11 +107,11 @@ class Layout:
 def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     """Copy an array to a device.
 
-    On CUDA the copy goes through page-locked memory and is queued behind the work that is under way, so that the host
-    prepares the next chunk or the next round meanwhile.
+    On CUDA the copy goes through page-locked memory and is queued after the work that is under way. The call returns at
+    once, and the host can prepare the next chunk or the next round meanwhile.
 
     Args:
-        numbers: Any shape and dtype that torch supports.
+        numbers: An array of any shape, of a dtype that torch supports.
         device: The target. On the CPU the tensor shares the array's memory if the array is contiguous.
     """
     if device.type != "cuda":
@@ -122,11 +125,11 @@ def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
 
 
 def host_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate host memory for numbers that go to a device; for CUDA it is page-locked, so copies are asynchronous."""
+    """Allocate an uninitialised tensor in host memory; for CUDA it is page-locked, so that copies are asynchronous."""
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def finish(device: torch.device) -> None:
-    """Wait until the device has completed all queued work; call it before a clock is read."""
+    """Wait until the device has completed all queued work. Call this before reading a clock."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

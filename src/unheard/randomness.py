@@ -1,12 +1,13 @@
 """Random generators: secure ones keyed by the operating system, and reproducible ones keyed by a seed for experiments.
 
-In: nothing (secure) or a seed (reproducible). Out: a numpy `Generator` for each purpose and attempt, never used twice.
-The generator is AES-128 in counter mode (randomgen's `AESCounter`; NIST SP 800-90A describes the construction). A test
-compares its output with the `cryptography` package. `torch.manual_seed` and numpy's global state have no effect here.
+`SecureStreams` and `ReproducibleStreams` return a numpy `Generator` for each purpose (cohort, batches, noise, ...) and
+each attempt of a round. The generator is AES-128 in counter mode (randomgen's `AESCounter`; NIST SP 800-90A describes the
+construction). A test compares its output with the `cryptography` package. `torch.manual_seed` and numpy's global state
+have no effect here.
 
-The privacy argument needs from this module that noise is unpredictable and that no two draws share noise
-(docs/privacy.md, "noise"). On why a simulation-grade generator is not enough: Garfinkel and Leclerc, "Randomness
-Concerns When Deploying Differential Privacy" (2020).
+The privacy argument relies on two properties of this module: noise is unpredictable, and no two draws share noise
+(docs/privacy.md, "noise"). Garfinkel and Leclerc, "Randomness Concerns When Deploying Differential Privacy" (2020),
+explain why a generator made for simulations is not enough.
 
 >>> streams = ReproducibleStreams(seed=1)
 >>> streams.noise(attempt=0).standard_normal() == streams.noise(attempt=0).standard_normal()
@@ -27,22 +28,22 @@ from randomgen import AESCounter
 GENERATOR = "AES-128 in counter mode (randomgen.AESCounter)"
 KEY_BYTES = 16
 OWN_STREAMS = "of the seed, the settings, the store and the first model"
-"""In a ledger's header: what the streams of a seeded run follow from. Ledgers of versions before 0.2.0 lack it."""
+"""A text in a ledger's header: the inputs of a seeded run's streams. Ledgers from before version 0.2.0 do not have it."""
 SHARED_COHORTS = "shared with other runs of the seed"
-"""In a ledger's header: cohorts and batches follow from the seed alone."""
+"""A text in a ledger's header: the cohorts and batches of the run depend on the seed alone."""
 
 
 def secure_generator() -> np.random.Generator:
-    """Make a generator whose 128-bit key comes from the operating system and is kept nowhere else."""
+    """Return a generator with a new 128-bit key from the operating system. The key is not stored outside the generator."""
     return _generator(os.urandom(KEY_BYTES))
 
 
 def reproducible_generator(seed: int, *labels: str | int) -> np.random.Generator:
-    """Make a generator whose key is a hash of a seed and labels.
+    """Return a generator whose key is a hash of a seed and labels.
 
     Args:
         seed: The seed of the run.
-        labels: What the generator is for. Different labels give independent streams.
+        labels: Words and numbers that name the purpose. Different labels give independent streams.
     """
     return _generator(_reproducible_key(seed, *labels))
 
@@ -53,10 +54,13 @@ def _reproducible_key(seed: int, *labels: str | int) -> bytes:
 
 
 def generator_from_key(key: bytes) -> np.random.Generator:
-    """Make a generator from a 128-bit key, which gives the same numbers each time.
+    """Return a generator with the given 128-bit key. The same key gives the same numbers each time.
 
     Args:
-        key: 16 bytes, from `Streams.noise_key`. As secret as what the numbers hide.
+        key: 16 bytes, from `Streams.noise_key` or `Streams.groups_key`. The key of noise is as secret as the users' text.
+
+    Raises:
+        ValueError: The key does not have 16 bytes.
     """
     if len(key) != KEY_BYTES:
         raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
@@ -64,19 +68,20 @@ def generator_from_key(key: bytes) -> np.random.Generator:
 
 
 class StreamPart:
-    """A part of a stream, which can be drawn from once. Made by `split_stream`.
+    """One part of a random stream, which can be drawn from only once. `split_stream` creates the parts of a stream.
 
     Args:
-        state: The state of the stream where its first part begins.
-        number: The number of the part, from 0.
+        state: The generator's state at the beginning of the first part.
+        number: The number of the part, counted from 0.
     """
 
     def __init__(self, state: dict[str, Any], number: int) -> None:
-        self._state: dict[str, Any] | None = state
+        self._state = state
         self._number = number
+        self._is_drawn = False
 
     def generator(self) -> np.random.Generator:
-        """Make a generator of this part.
+        """Return a generator that begins with the first number of this part.
 
         Raises:
             RuntimeError: The part was drawn from before.
@@ -84,10 +89,10 @@ class StreamPart:
         return self._begin(_generator(bytes(KEY_BYTES)))
 
     def standard_normal(self, out: np.ndarray) -> None:
-        """Fill `out` with the standard normals that `generator` would draw.
+        """Fill `out` with the standard normals that `generator()` would draw.
 
-        A new generator costs five times as much as a new state for one that exists, so those of earlier calls are used
-        again; no other thread has them meanwhile.
+        Creating a generator takes five times as long as setting the state of an existing one, so the method reuses
+        generators of earlier calls. No two threads use one generator at the same time.
 
         Raises:
             RuntimeError: The part was drawn from before.
@@ -99,28 +104,60 @@ class StreamPart:
         self._begin(rng).standard_normal(out=out)
         _IDLE.append(rng)
 
-    def _begin(self, rng: np.random.Generator) -> np.random.Generator:
-        """Set a generator to the beginning of this part."""
-        state, self._state = self._state, None
-        # DP: a second draw would begin at the first number again, and give the same noise.
-        if state is None:
-            raise RuntimeError("This part of a stream was drawn from already.")
-        bits = cast(AESCounter, rng.bit_generator)
-        bits.state = state
-        # DP: the parts are 2^64 numbers apart, so that no two of them share one.
-        bits.advance(self._number << 64)
+    def further(self, index: int) -> np.random.Generator:
+        """Return a generator of extra random numbers that belong to the `index`-th number of this part.
+
+        No other index, part or method draws these numbers. A second call with the same index repeats them.
+
+        Args:
+            index: The position of the number in this part, below 2^31.
+        """
+        rng = _generator(bytes(KEY_BYTES))
+        # DP: beyond the part's own numbers, and 2^32 numbers for each index, so that no two of them share one.
+        self._move(rng, (index + 1) << 32)
         return rng
 
+    def round_keys(self) -> np.ndarray:
+        """Return the round keys of AES, uint32 [44], with which a GPU draws this part and the parts after it.
 
+        The GPU counts from 0. So this part must be the first, and no number may have been drawn before the split.
+
+        Raises:
+            RuntimeError: The part was drawn from before, or it is not the first of a new stream.
+        """
+        rng = self._begin(_generator(bytes(KEY_BYTES)))
+        if not is_new(rng):
+            raise RuntimeError("This part of a stream does not begin where the stream begins.")
+        return rng.bit_generator.state["s"]["seed"].view(np.uint32).copy()
+
+    def _begin(self, rng: np.random.Generator) -> np.random.Generator:
+        """Set a generator to the beginning of this part and return it. Raise `RuntimeError` at the second call."""
+        is_drawn, self._is_drawn = self._is_drawn, True
+        # DP: a second draw would begin at the first number again, and give the same noise.
+        if is_drawn:
+            raise RuntimeError("This part of a stream was drawn from already.")
+        self._move(rng, 0)
+        return rng
+
+    def _move(self, rng: np.random.Generator, position: int) -> None:
+        """Set a generator to a position in this part. The position is counted in 64-bit numbers."""
+        bits = cast(AESCounter, rng.bit_generator)
+        bits.state = self._state
+        # DP: the parts are 2^64 numbers apart, so that no two of them share one.
+        bits.advance((self._number << 64) + position)
+
+
+_EMPTY = 64
+"""The offset in the state of an `AESCounter` whose buffer of computed numbers is empty."""
 _IDLE: list[np.random.Generator] = []
-"""Generators that no thread draws from now. Their state is set before each use."""
+"""Generators that no thread is using. `StreamPart.standard_normal` sets their state before each use."""
 
 
 def split_stream(rng: np.random.Generator, count: int) -> list[StreamPart]:
-    """Divide a stream into `count` independent parts, so that a long draw can be divided among threads.
+    """Divide a stream into `count` independent parts, so that several threads can share a long draw.
 
-    The parts have the key of `rng`, and their counters are 2^64 numbers apart. The first begins where `rng` is. `rng`
-    itself is moved past all of them.
+    The parts have the key of `rng`, and they begin 2^64 numbers apart. The first part begins at the current position of
+    `rng`. Afterwards `rng` is behind the last part.
 
     >>> rng = reproducible_generator(1)
     >>> first, second = split_stream(rng, 2)
@@ -129,7 +166,7 @@ def split_stream(rng: np.random.Generator, count: int) -> list[StreamPart]:
 
     Args:
         rng: A generator of this module.
-        count: How many parts to make.
+        count: The number of parts.
     """
     bits = cast(AESCounter, rng.bit_generator)
     state = bits.state
@@ -138,57 +175,68 @@ def split_stream(rng: np.random.Generator, count: int) -> list[StreamPart]:
     return [StreamPart(state, part) for part in range(count)]
 
 
+def is_new(rng: np.random.Generator) -> bool:
+    """Whether `rng` is a generator of this module from which no number has been drawn."""
+    state = rng.bit_generator.state.get("s", {}) if isinstance(rng.bit_generator, AESCounter) else {}
+    return state.get("offset") == _EMPTY and not state["counter"][:2].any()
+
+
 def _generator(key: bytes) -> np.random.Generator:
     # DP: `key=` sets the AES key itself; `seed=` would pass it through a 64-bit mixer first.
     return np.random.Generator(AESCounter(key=int.from_bytes(key, "little")))  # pyright: ignore[reportArgumentType]
 
 
 class Streams(ABC):
-    """The generators of a run, one per purpose and attempt. Each has a key of its own; a subclass says which.
+    """The random generators of a run, one per purpose and attempt. Each has its own key, which the subclass derives.
 
-    `attempt` counts the rounds ever started in the run, so a round that is repeated after a crash draws anew.
+    `attempt` is the number of entries in the run's ledger before the round is charged. A round that is repeated after a
+    crash has a new attempt number, and therefore new random numbers.
     """
 
     def sampling(self, attempt: int) -> np.random.Generator:
-        """The generator that draws the cohort."""
+        """Return the generator that draws the cohort."""
         return _generator(self._key("sampling", attempt))
 
     def batches(self, attempt: int) -> np.random.Generator:
-        """The generator that shuffles each user's local batches."""
+        """Return the generator that draws the seed of FedSGD's batches. FedAvg does not use it."""
         return _generator(self._key("batches", attempt))
 
     def noise(self, attempt: int) -> np.random.Generator:
-        """The generator of the noise on the average."""
+        """Return the generator of the noise that is added to the average."""
         # DP: the purpose and the attempt are in the key, so that no two draws of a run ever share noise.
         return _generator(self._key("noise", attempt))
 
     def noise_key(self, attempt: int) -> bytes:
-        """The key of the noise of an attempt, for correlated noise, which must be able to repeat it after a crash."""
+        """Return the key of the noise of an attempt, for correlated noise. Secret.
+
+        A run with correlated noise stores the key, because it must draw the same noise again after a crash. With
+        `SecureStreams` each call returns a new key.
+        """
         return self._key("noise", attempt)
 
     def groups_key(self, attempt: int) -> bytes:
-        """The key of the users' groups of a mechanism with correlated noise that begins with this attempt."""
+        """Return the key that divides the users into groups, for correlated noise that begins with this attempt."""
         return self._key("groups", attempt)
 
     def count(self, attempt: int) -> np.random.Generator:
-        """The generator of the noise on the count of unclipped users (adaptive clipping)."""
+        """Return the generator of the noise that is added to the count of unclipped users (adaptive clipping)."""
         return _generator(self._key("count", attempt))
 
     @abstractmethod
     def describe(self) -> dict[str, str]:
-        """The mode and the generator, as the ledger and the statement have them."""
+        """Return the mode and the name of the generator, for the ledger's header and the statement."""
 
     @abstractmethod
     def _key(self, purpose: str, attempt: int) -> bytes:
-        """The 16 bytes of the key for a purpose and an attempt."""
+        """Return the key for a purpose and an attempt, 16 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecureStreams(Streams):
-    """A fresh key for every request: nothing can be replayed, not even by the person who ran it."""
+    """Streams with a new key from the operating system for every call. Nobody can repeat them, not even the trainer."""
 
     def describe(self) -> dict[str, str]:
-        """The mode and the generator: the operating system gives the keys."""
+        """Return the mode "secure" and the name of the generator."""
         return {"mode": "secure", "generator": f"{GENERATOR}, keyed by the operating system"}
 
     def _key(self, purpose: str, attempt: int) -> bytes:
@@ -198,20 +246,21 @@ class SecureStreams(Streams):
 
 @dataclass(frozen=True, kw_only=True)
 class ReproducibleStreams(Streams):
-    """The same streams from the same seed, for experiments.
+    """Streams that depend on a seed, so that an experiment can be repeated.
 
-    Anyone who knows the seed can subtract the noise, so there is no guarantee against them; the statement says so.
+    Anyone who knows the seed can compute the noise and subtract it, so the guarantee does not hold against them. The
+    statement says so.
 
     >>> first, second = ReproducibleStreams(seed=1, scope="a"), ReproducibleStreams(seed=1, scope="b")
     >>> first.noise(attempt=0).standard_normal() == second.noise(attempt=0).standard_normal()
     False
 
     Args:
-        seed: Not shown by `repr`.
-        scope: What else the streams follow from: a digest of the run's settings, its store and its first model. None:
-            the seed alone, as runs of versions before 0.2.0 draw.
-        shared_cohorts: Whether cohorts and batches follow from the seed alone, so that several runs draw the same
-            users. The noise never does.
+        seed: The seed of the run. `repr` does not show it.
+        scope: A digest of the run's settings, its store and its first model, on which the streams also depend. None if
+            they depend on the seed alone, as in versions before 0.2.0.
+        shared_cohorts: Whether cohorts and batches depend on the seed alone, so that several runs draw the same users.
+            Noise always depends on the scope.
     """
 
     seed: int = field(repr=False)
@@ -219,7 +268,7 @@ class ReproducibleStreams(Streams):
     shared_cohorts: bool = False
 
     def describe(self) -> dict[str, str]:
-        """The mode and the generator: a seed gives the keys. Also what else they follow from."""
+        """Return the mode "reproducible", the name of the generator, and on which inputs the streams depend."""
         description = {"mode": "reproducible", "generator": f"{GENERATOR}, keyed by a seed"}
         if self.scope is not None:
             description["streams"] = OWN_STREAMS

@@ -5,15 +5,15 @@
     model.safetensors   the newest released model            vocabulary.txt    its words
     tokens.json         how text was split into tokens       checkpoints/      states to resume from
     measures.json       the newest model's full measures     tensorboard/      the evaluations again, as event files
-    federated.json      of a federated run: what its server sees
-    noise/              keys and past noise of a run with correlated noise that is not complete: secret
+    federated.json      what the server of a federated run sees (other runs do not have this file)
+    noise/              secret keys and past noise, while a run with correlated noise is not complete
 
-`RunFolder` gives the paths and the operations that keep the folder consistent. All files are written through
-`storage.py`: a whole file is replaced atomically, so a crash leaves the old or the new content.
+`RunFolder` has the paths of these files, and the operations that keep the folder consistent. All files are written by
+`storage.py`, which replaces a whole file atomically: after a crash it has its old or its new content.
 
-    folder = RunFolder.begin("runs/first")      # a hidden folder next to its final path
+    folder = RunFolder.begin("runs/first")      # create a hidden folder next to runs/first
     ...                                         # write run.toml, the ledger, the first checkpoint
-    folder = folder.publish("runs/first")        # now the run exists
+    folder = folder.publish("runs/first")       # rename it to runs/first: now the run exists
     with folder.locked():
         folder.append_metrics({"round": 20, "accuracy": 0.13})
 """
@@ -36,17 +36,19 @@ MEASURES_FORMAT = 1
 MAX_HEADER_BYTES = 100_000_000
 """The largest header that the safetensors format allows."""
 LOCAL_KEYS = ("corpus.path", "privacy.ledger", "engine.corpus_part", "model.path", "training.init_from")
-"""Keys of the run file that name paths of the machine."""
+"""Keys of the run file whose values are paths on the machine that trained. `public_settings` leaves them out."""
+SEED = "training.reproducible_seed"
 NOT_HASHED = (
     ("training", "rounds"),
     ("training", "checkpoint_every"),
     ("training", "keep_checkpoints"),
     ("engine",),
     ("corpus", "path"),
-    ("model", "path"),  # of a Hugging Face folder, which base_sha256 names
+    ("model", "path"),  # the folder of a Hugging Face model, whose content base_sha256 identifies
     ("privacy", "ledger"),
 )
-"""Keys that may change between a run and its resumption: they change neither the model nor its cost."""
+"""Keys that `configuration_hash` ignores, because they may change when a run is resumed. They change neither what a round
+computes nor what it costs."""
 ADDED_KEYS: dict[tuple[str, str | None, str], Any] = {
     ("model", "tied_lstm", "keep_norm"): True,
     ("model", "tied_gru", "keep_norm"): True,
@@ -56,12 +58,13 @@ ADDED_KEYS: dict[tuple[str, str | None, str], Any] = {
     ("model", "hugging_face", "lora_freeze_a"): False,
     ("training", None, "shared_cohorts"): False,
 }
-"""Keys (table, kind, key) that older versions did not have, and the value that they used, whatever today's default is.
-A run with that value has the hash that it had before the key existed, so that it can continue."""
+"""Keys that older versions did not have, as (table, kind, key), and the value that those versions used implicitly. Today's
+default may be another one. `configuration_hash` leaves out a key that has this value, so the hash of an older run stays
+the same and the run can be resumed."""
 
 
 class _Path:
-    """A path in a run folder, as an attribute of `RunFolder`."""
+    """A descriptor: the path of one file or folder in a run folder, as an attribute of `RunFolder`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -72,7 +75,7 @@ class _Path:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths of one run, and the operations that keep them consistent.
+    """The folder of one run: the paths of its files, and the operations that keep the files consistent.
 
     Args:
         path: The folder. `RunFolder.open(path)` also checks that it holds a run.
@@ -81,9 +84,9 @@ class RunFolder:
     path: Path
 
     run_file = _Path("run.toml")
-    """The configuration of the run, complete."""
+    """The complete configuration of the run."""
     ledger = _Path("ledger.jsonl")
-    """The ledger of the run: `privacy.ledger.Ledger`."""
+    """The ledger of the run, which `privacy.ledger.Ledger` reads and writes."""
     metrics = _Path("metrics.jsonl")
     """Held-out evaluations, one JSON line each."""
     statement = _Path("statement.json")
@@ -91,54 +94,60 @@ class RunFolder:
     model = _Path("model.safetensors")
     """The newest released model."""
     vocabulary = _Path("vocabulary.txt")
-    """The words of the model."""
+    """The vocabulary of the model."""
     tokens = _Path("tokens.json")
-    """How text was split into tokens."""
+    """The rules by which text was split into tokens."""
     federated = _Path("federated.json")
     """What the server of a federated run sees. Other runs do not have this file."""
     checkpoints = _Path("checkpoints")
-    """The folder of states to resume from."""
+    """The folder of checkpoints, the states from which the run can be resumed."""
     measures = _Path("measures.json")
     """The full measures of the newest model."""
     noise = _Path("noise")
-    """The folder of keys and history of correlated noise, while a run with such noise is not complete. Secret."""
+    """The folder of the keys and the history of correlated noise. Secret. It is deleted when the run is complete."""
     tensorboard = _Path("tensorboard")
     """The folder of TensorBoard event files."""
 
     @property
     def saved_round(self) -> int:
-        """The round of the newest checkpoint; 0 if there is none. A checkpoint is named by its round."""
+        """The round of the newest checkpoint, from its file name; 0 if there is no checkpoint."""
         names = sorted(path.stem for path in self.checkpoints.glob("round-*.safetensors"))
         return int(names[-1].removeprefix("round-")) if names else 0
 
     @classmethod
     def begin(cls, path: str | Path) -> "RunFolder":
-        """Create a hidden folder next to `path`, to be filled and then moved to `path` by `publish`.
+        """Create a hidden folder next to `path`. The caller fills it, and `publish` moves it to `path`.
 
-        A run whose creation was interrupted therefore never looks like a run.
+        So if the creation of a run is interrupted, nothing is left at `path`.
 
         Raises:
-            RunFolderExists: Something is at `path` already.
+            RunFolderExists: `path` is a file, or a folder that is not empty.
         """
+        cls.check_free(path)
+        staged = storage.new_folder_beside(Path(path).resolve())
+        (staged / "checkpoints").mkdir()
+        return cls(staged)
+
+    @staticmethod
+    def check_free(path: str | Path) -> None:
+        """Raise `RunFolderExists` if `path` is a file, or a folder that is not empty."""
         target = Path(path).resolve()
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise RunFolderExists(
                 f"{path} already holds something. If it is a run, continue it with `unheard resume {path}`; else name another "
                 "folder."
             )
-        staged = storage.new_folder_beside(target)
-        (staged / "checkpoints").mkdir()
-        return cls(staged)
 
     def publish(self, path: str | Path) -> "RunFolder":
         """Move the filled folder to `path` in one step.
 
         Raises:
-            RunFolderExists: Another run was created at `path` meanwhile. That run stays; this folder is deleted.
+            RunFolderExists: The folder cannot be moved, for example because another run was created at `path`
+                meanwhile. That run is unchanged; this folder is deleted.
         """
         target = Path(path).resolve()
         try:
-            storage.move_into_place(self.path, target)
+            storage.rename_folder(self.path, target)
         except OSError as error:
             shutil.rmtree(self.path, ignore_errors=True)
             raise RunFolderExists(f"{path} cannot be made here ({error.strerror}): choose another --out.") from None
@@ -146,10 +155,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        """Open the folder of an existing run.
+        """Return the folder of an existing run.
 
         Raises:
-            RunFolderMissing: It has no run file, or it has lost its ledger.
+            RunFolderMissing: The folder has no run file or no ledger.
+            RunFolderError: An entry of the folder is not a regular file (`check_files`).
         """
         folder = cls(Path(path))
         folder.check_files()
@@ -168,7 +178,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the folder: one process trains in it at a time. The lock ends with its process.
+        """Hold the lock of the folder, so that only one process trains in it. The lock ends with the process.
 
         Raises:
             RunFolderInUse: Another process holds the lock.
@@ -184,16 +194,16 @@ class RunFolder:
             yield
 
     def read_metrics(self, *, check: bool = True) -> list[dict[str, Any]]:
-        """Read the evaluations by round; for a round that was repeated, the latest.
+        """Return the evaluations in the order of their rounds. Of a round that was repeated, the latest one is returned.
 
-        A last line without its end, which a crash has torn, is skipped.
+        An incomplete last line, which a crash can leave, is ignored.
 
         Args:
             check: Whether to call `check_metrics` first.
 
         Raises:
-            RunFolderError: A whole line is not an evaluation, or as in `check_metrics`.
-            CheckpointCorrupt: As in `check_metrics`.
+            RunFolderError: A complete line is not an evaluation, or `check_metrics` raises this error.
+            CheckpointCorrupt: `check_metrics` raises this error.
         """
         if check:
             self.check_metrics()
@@ -211,24 +221,34 @@ class RunFolder:
         return [by_round[r] for r in sorted(by_round)]
 
     def check_metrics(self) -> None:
-        """Check that the evaluations which the newest checkpoint remembers are there. The file may have been deleted.
+        """Check that metrics.jsonl begins with the evaluations whose digest the newest checkpoint has.
+
+        A missing metrics.jsonl is accepted: the user may delete it.
 
         Raises:
-            RunFolderError: The file was changed, or is of another run.
+            RunFolderError: The file was changed, or belongs to another run.
             CheckpointCorrupt: The newest checkpoint is damaged.
         """
-        known = self._remembered_metrics()  # before the evaluations, which a run that trains meanwhile only appends to
+        # Read the checkpoint before the evaluations: a process that trains meanwhile only appends evaluations.
+        known = self._remembered_metrics()
         # DP: evaluations of another run, or with other figures, would be shown beside this run's epsilon.
         if self.metrics.exists() and known is not None and self.metrics_digest(known["bytes"]) != known:
             raise RunFolderError(
-                f"{self.metrics} does not have the evaluations that the newest checkpoint remembers: it was changed, or is of "
-                "another run. Restore it from a copy, or delete it: neither the model nor the ledger needs it."
+                f"{self.metrics} does not have the evaluations that the newest checkpoint remembers: it was changed, or "
+                "belongs to another run. Restore it from a copy, or delete it: neither the model nor the ledger needs it."
             )
 
     def _remembered_metrics(self) -> dict[str, Any] | None:
-        """The digest of the evaluations in the newest checkpoint; None if there is none, as in older versions."""
+        """Return the `metrics_digest` that the newest checkpoint has.
+
+        Returns:
+            None if there is no checkpoint, or if an older version wrote it without a digest.
+
+        Raises:
+            CheckpointCorrupt: The checkpoint is damaged, or its file was gone at each of five attempts.
+        """
         paths: list[Path] = []
-        for _ in range(5):  # a trainer deletes its oldest checkpoint when it has saved a new one
+        for _ in range(5):  # a process that trains meanwhile may delete the file between the listing and the reading
             paths = sorted(self.checkpoints.glob("round-*.safetensors"))
             try:
                 known = read_facts(paths[-1]).get("metrics") if paths else None
@@ -239,25 +259,37 @@ class RunFolder:
         raise CheckpointCorrupt(not_written_by_unheard(paths[-1]))
 
     def public_settings(self) -> dict[str, Any]:
-        """Read the run file as one flat table, `table.key` to value, without the keys that name paths of this machine."""
+        """Return the settings of the run file as one flat table from `table.key` to value, without `LOCAL_KEYS`.
+
+        The value of the seed is hidden.
+
+        Raises:
+            RunFolderError: The run file cannot be read.
+        """
         try:
             tables = tomllib.loads(self.run_file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{self.run_file} cannot be read as a run file: {error}.") from None
-        return {key: value for key, value in _flat(tables) if key not in LOCAL_KEYS}
+        # DP: anyone who knows the seed can subtract the noise, and cards and trackers show the settings to others.
+        hidden = {SEED: "set, and not shown"}
+        return {key: hidden.get(key, value) for key, value in _flat(tables) if key not in LOCAL_KEYS}
 
     def model_digest(self) -> str:
-        """Return the SHA-256 of the released model, which tells whether measures belong to it or to an older model."""
+        """Return the SHA-256 of the released model. It tells whether measures belong to this model or to an older one.
+
+        Raises:
+            RunFolderMissing: The model cannot be read.
+        """
         try:
             return hashlib.sha256(self.model.read_bytes()).hexdigest()
         except OSError as error:
             raise RunFolderMissing(f"{self.model} cannot be read: {error.strerror}.") from None
 
     def read_measures(self) -> dict[str, Any] | None:
-        """Read the full measures of the newest model.
+        """Return the full measures of the newest model, from measures.json.
 
         Returns:
-            None if the newest model was not measured yet, or measures.json is damaged, so that it must be measured again.
+            None if the model must be measured: the file is missing or damaged, or it belongs to an older model.
         """
         try:
             content = json.loads(self.measures.read_text(encoding="utf-8"))
@@ -267,25 +299,30 @@ class RunFolder:
             return None
 
     def drop_metrics_after(self, round: int) -> None:
-        """Drop the evaluations of rounds after `round`, which will be done again, so that each round appears once."""
+        """Delete the evaluations of rounds after `round`. These rounds will be repeated, and each round must appear once."""
         kept = [row for row in self.read_metrics() if int(row["round"]) <= round]
         content = b"".join(json.dumps(row).encode() + b"\n" for row in kept)
         if self.metrics.exists() and content != self.metrics.read_bytes():
             replace_file(self.metrics, content)
 
     def metrics_digest(self, size: int | None = None) -> dict[str, Any]:
-        """The size and the SHA-256 of the evaluations, by which a checkpoint knows them again.
+        """Return the size and the SHA-256 of metrics.jsonl, or of its beginning.
 
-        The file is only appended to, so the first bytes of a later file have the digest of an earlier one.
+        A checkpoint stores this digest. Training only appends to the file, so the file of a later round begins with the
+        bytes that the digest describes.
 
         Args:
-            size: How many bytes from the beginning on; None for all.
+            size: How many bytes to read from the beginning; None for all.
         """
         content = self.metrics.read_bytes()[:size] if self.metrics.exists() else b""
         return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
     def nodes_digest(self) -> str | None:
-        """The SHA-256 of federated.json; None for a run without nodes."""
+        """Return the SHA-256 of federated.json, or None for a run that is not federated.
+
+        Raises:
+            RunFolderError: The file cannot be read.
+        """
         if not os.path.lexists(self.federated):
             return None
         try:
@@ -300,7 +337,7 @@ class RunFolder:
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables and lists, named by their path."""
+    """Yield each value of nested tables and lists with its path, the keys joined by dots."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
@@ -312,10 +349,12 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def configuration_hash(tables: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the complete tables of a run file, by which the ledger of a run names its configuration.
+    """Return the SHA-256 of a run's configuration. The ledger of the run has it in its header.
+
+    The hash leaves out the keys in `NOT_HASHED`, and the keys in `ADDED_KEYS` that have the value of older versions.
 
     Args:
-        tables: The tables, as in the run file of a run folder.
+        tables: The complete tables, as in the run file of a run folder.
     """
     kept = {name: dict(table) if isinstance(table, Mapping) else table for name, table in tables.items()}
     for table, *key in NOT_HASHED:
@@ -331,7 +370,7 @@ def configuration_hash(tables: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Bring a value into one form before it is hashed: 20 in Python and 20.0 read back from TOML are the same number."""
+    """Return a value in the form in which it is hashed: integers as floats, because 20 and 20.0 are the same setting."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -340,7 +379,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Read the facts in the header of a checkpoint or a model (`training/checkpoint.py`), without its tensors.
+    """Return the facts in the header of a checkpoint or a model (`training/checkpoint.py`), without reading the tensors.
 
     Raises:
         CheckpointCorrupt: The file is damaged.
@@ -363,15 +402,15 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def not_written_by_unheard(path: Path) -> str:
-    """The error message for a checkpoint or a model whose header cannot be read."""
+    """Return the error message for a checkpoint or a model whose header cannot be read."""
     return (
         f"{path} cannot be read as a file that `unheard` wrote, so the ledger cannot be compared with it. Put back a "
-        "whole copy. Delete it to resume from the checkpoint before (the rounds done again are charged again)."
+        "whole copy. Delete it to resume from the previous checkpoint (repeated rounds are charged again)."
     )
 
 
 def not_a_run_folder(path: str | Path) -> str:
-    """The error message for a path that holds no run."""
+    """Return the error message for a path that holds no run."""
     if (Path(path) / "corpus.json").is_file():
         return (
             f"{path} is a token store, not a run folder. Name the folder that `unheard train --out` wrote. For the store: "
@@ -400,7 +439,12 @@ def are_measures(content: Any) -> bool:
 
 
 def _are_figures(content: Any) -> bool:
-    """Whether a value has the figures by token, by user and by band of a model or of a baseline."""
+    """Whether the measures of a model or of a baseline have all figures per token, per user and per band of words.
+
+    Raises:
+        KeyError: A figure is missing.
+        TypeError: A table has another form.
+    """
     accuracies = ("accuracy_top1", "accuracy_top3", "accuracy_top5")
     figures = [content["tokens"][key] for key in (*accuracies, "accuracy_top1_words", "loss", "perplexity", "tokens")]
     figures += [content["users"][key][p] for key in (*accuracies, "perplexity") for p in ("mean", "p5", "p50", "p95")]
@@ -409,7 +453,7 @@ def _are_figures(content: Any) -> bool:
 
 
 def _evaluation(line: bytes) -> dict[str, Any] | None:
-    """A line of metrics.jsonl as a table of numbers (null for one that is not finite); None if it is something else."""
+    """Return the evaluation in a line of metrics.jsonl: a table of numbers. Return None if the line is something else."""
     try:
         row = json.loads(line)
         return row if all(map(_is_number, row.values())) and int(row["round"]) >= 0 else None
@@ -418,18 +462,19 @@ def _evaluation(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a number, or null for a number that is not finite."""
+    """Whether a value from a JSON file is a number, or null, which stands for a number that is not finite."""
     return isinstance(value, int | float | None) and not isinstance(value, bool)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file of a run folder atomically; raises `RunFolderError` if it cannot be written."""
+    """Replace a file of a run folder atomically. Raise `RunFolderError` if it cannot be written."""
     with _advice_on_failure(path):
         storage.replace_file(path, content)
 
 
 @contextlib.contextmanager
 def _advice_on_failure(path: Path) -> Iterator[None]:
+    """Raise a `RunFolderError` that names `path` if the block raises `OSError`."""
     try:
         yield
     except OSError as error:

@@ -1,20 +1,21 @@
-"""Durable files: every file that must survive a crash is written by this module.
+"""Write files that survive a crash. All files that must be durable are written by this module.
 
-Each function leaves the old content or the new content, never a mixture, and returns only after the bytes are on disk
-(fsync of the file, and of its folder where a name was added). Only "charge before release" (docs/privacy.md) depends on
-this for the guarantee; everywhere else it keeps a crash from losing work. Functions raise `OSError` as the operating
-system reports it, or `FileInUse` if another process holds a lock; callers turn both into errors that name the cure.
+After a crash a file has its old content or its new content, never a mixture. A function returns only after the bytes are
+on disk (fsync of the file, and of its folder if a name was added). The guarantee depends on this in one place, "charge
+before release" (docs/privacy.md); elsewhere it prevents that a crash loses work. Functions raise `OSError` as the
+operating system reports it, or `FileInUse` if another process holds a lock; callers turn both into errors that say what
+to do.
 
-    replace_file(path, content)                 atomic replace of a whole file
+    replace_file(path, content)                 replace a whole file atomically
     with open_replacement(path) as file: ...    the same for a file that is written piece by piece
-    create_file(path, content)                  a new file for its owner alone; fails if the path exists
+    create_file(path, content)                  create a file that only its owner can read; fails if the path exists
     append(path, content, expected_size=size)   append to a log that has exactly `size` bytes
-    append_line(path, line)                     append to a log of lines whose last line may be torn
-    truncate(path, size, expected_size=...)     cut the torn end of a log
-    with locked(path, wait=60.0): ...           one process at a time; the lock ends with its process
-    with staged_folder(out) as folder: ...      fill a folder beside `out`, then move it there in one step
+    append_line(path, line)                     append to a log of lines whose last line may be incomplete
+    truncate(path, size, expected_size=...)     cut off the incomplete end of a log
+    with locked(path, wait=60.0): ...           hold a lock, which ends with the process
+    with staged_folder(out) as folder: ...      fill a folder next to `out`, then move it there in one step
     delete_folder(folder)                       delete a folder; the deletion survives a crash
-    special_file(folder)                        a pipe or device in a folder that is about to be read
+    special_file(folder)                        find a pipe or a device in a folder before reading it
 
 Locks use the `filelock` package, so importing this module works on Linux, macOS and Windows.
 """
@@ -31,22 +32,22 @@ from typing import BinaryIO
 import filelock
 
 STAGED: set[Path] = set()
-"""Folders that this process fills under a temporary name. Whoever ends the process without unwinding deletes them."""
+"""Folders that this process is filling under a temporary name. If the process ends early, `delete_staged` removes them."""
 POLL_SECONDS = 0.002
-"""How often a waiting process tries the lock again. A holder keeps it for about as long as one fsync takes."""
+"""Seconds between two attempts to take a lock. Short, because most locks are held only for the time of one fsync."""
 
 
 class FileInUse(OSError):
-    """Another process holds the lock."""
+    """Another process holds the lock that `locked` tried to take."""
 
 
 def replace_file(path: Path, content: bytes, *, owner_only: bool = False) -> None:
-    """Replace a file atomically: after a crash the old or the new content is there, whole.
+    """Replace a file atomically: after a crash the file has all of the old content or all of the new content.
 
     Args:
         path: The file to write. Its folder must exist.
         content: The whole new content.
-        owner_only: Whether only its owner may read it, from its first byte on.
+        owner_only: Whether only the file's owner may read it, also while it is being written.
 
     Raises:
         OSError: The file could not be written. The old content is unchanged.
@@ -57,7 +58,12 @@ def replace_file(path: Path, content: bytes, *, owner_only: bool = False) -> Non
 
 @contextlib.contextmanager
 def open_replacement(path: Path, *, owner_only: bool = False) -> Iterator[BinaryIO]:
-    """Open a temporary file for writing that replaces `path` when the block ends; an error deletes it instead."""
+    """Open a temporary file for writing. It replaces `path` when the block ends without an error, else it is deleted.
+
+    Args:
+        path: The file to replace. Its folder must exist.
+        owner_only: Whether only the file's owner may read it, also while it is being written.
+    """
     file = _open_for_writing(path.with_name(f".{path.name}.new"), owner_only)
     try:
         yield file
@@ -69,7 +75,7 @@ def open_replacement(path: Path, *, owner_only: bool = False) -> Iterator[Binary
 
 
 def finish_file(file: BinaryIO, path: Path) -> None:
-    """Sync and close a file that was written under a temporary name, and rename it to `path` in the same folder."""
+    """Sync and close a file that was written under a temporary name, then rename it to `path` in the same folder."""
     file.flush()
     os.fsync(file.fileno())
     file.close()
@@ -78,11 +84,13 @@ def finish_file(file: BinaryIO, path: Path) -> None:
 
 
 def create_file(path: Path, content: bytes) -> None:
-    """Create a file that only its owner may read: after a crash it is there whole or not at all.
+    """Create a file that only its owner may read. After a crash the file is complete or missing.
+
+    Filesystems without hard links are an exception: there, a crash or an error can leave an incomplete file.
 
     Raises:
-        FileExistsError: Something is at the path, whatever it is. It is left as it is.
-        OSError: The file could not be written. Nothing is at the path.
+        FileExistsError: A file, folder or link is at the path. It is left unchanged.
+        OSError: The file could not be written.
     """
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -90,10 +98,10 @@ def create_file(path: Path, content: bytes) -> None:
     try:
         _write_and_sync(descriptor, content, expected_size=0)
         try:
-            os.link(name, path)  # unlike a rename, it never replaces what another process has created meanwhile
+            os.link(name, path)  # unlike a rename, a link never replaces a file that another process has just created
         except FileExistsError:
             raise
-        except OSError:  # a filesystem without hard links; there a crash can leave a part of the file
+        except OSError:  # the filesystem has no hard links; a crash during this write can leave an incomplete file
             _write_and_sync(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), content, expected_size=0)
     finally:
         os.unlink(name)
@@ -105,9 +113,12 @@ def append(path: Path, content: bytes, *, expected_size: int) -> None:
 
     Args:
         path: An existing file.
-        content: What to append.
-        expected_size: The file's size as the caller knows it. A file of another size was written by another process;
-            it is left unchanged and `OSError` (EBUSY) is raised.
+        content: The bytes to append.
+        expected_size: The size that the caller expects the file to have.
+
+    Raises:
+        OSError: The file could not be written. With EBUSY: it does not have the expected size, because another process
+            has written to it; it is left unchanged.
     """
     _write_and_sync(os.open(path, os.O_WRONLY | os.O_APPEND), content, expected_size)
 
@@ -115,8 +126,8 @@ def append(path: Path, content: bytes, *, expected_size: int) -> None:
 def append_line(path: Path, line: bytes) -> None:
     """Append one line to a log of lines and sync it; the file is created if it is missing.
 
-    A last line that a crash has torn is left as a line of its own, so that the new line is whole. Readers of such a log
-    skip lines that they cannot parse. One process writes at a time.
+    If a crash has left an incomplete last line, a newline is added to it first, so that the new line is on its own.
+    Readers of the log must expect such an incomplete line. Only one process may write at a time.
 
     Args:
         path: The log. Its folder must exist.
@@ -134,8 +145,9 @@ def truncate(path: Path, size: int, *, expected_size: int) -> None:
 
     Args:
         path: An existing file.
-        size: The size to keep.
-        expected_size: As in `append`: a file of another size is left unchanged and `OSError` (EBUSY) is raised.
+        size: The number of bytes to keep, from the beginning.
+        expected_size: The size that the file must have before. If it has another size, it is left unchanged and
+            `OSError` (EBUSY) is raised.
     """
     descriptor = os.open(path, os.O_WRONLY)
     try:
@@ -170,10 +182,10 @@ def locked(path: Path, *, wait: float = 0.0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def staged_folder(out: Path) -> Iterator[Path]:
-    """Fill a new folder beside `out`, and move it to `out` in one step when the block ends without an error.
+    """Create a folder next to `out` for the block to fill, and move it to `out` in one step when the block ends.
 
-    If the block raises, or `out` was filled by another process meanwhile, the staged folder is deleted and `out` is
-    unchanged. Only the owner may enter the staged folder.
+    If the block raises an error, or another process has put files into `out` meanwhile, the new folder is deleted and
+    `out` is unchanged. Only the owner may open the folder.
 
         with staged_folder(Path("exports/model")) as folder:
             (folder / "config.json").write_text("{}")
@@ -182,12 +194,12 @@ def staged_folder(out: Path) -> Iterator[Path]:
         out: The final path: missing, or an empty folder. Its parents are created.
 
     Raises:
-        OSError: `out` holds something, or cannot be written.
+        OSError: `out` is not empty, or cannot be written.
     """
     folder = new_folder_beside(out)
     try:
         yield folder
-        move_into_place(folder, out)
+        rename_folder(folder, out)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -196,7 +208,10 @@ def staged_folder(out: Path) -> Iterator[Path]:
 
 
 def new_folder_beside(out: Path) -> Path:
-    """Make a folder with a unique name in the parent of `out`, on the same filesystem."""
+    """Create a folder with a unique name next to `out`, on the same filesystem, and return its path.
+
+    The folder is added to `STAGED` until `rename_folder` renames it.
+    """
     out = Path(os.path.abspath(out))
     out.parent.mkdir(parents=True, exist_ok=True)
     # DP: a unique name: two processes that begin in one place must not fill one folder.
@@ -205,17 +220,20 @@ def new_folder_beside(out: Path) -> Path:
     return folder
 
 
-def move_into_place(folder: Path, out: Path) -> None:
-    """Rename a filled folder to `out`, which is missing or an empty folder, and sync the parent."""
+def rename_folder(folder: Path, out: Path) -> None:
+    """Rename a folder to `out`, and sync the parent of `out`, which must be missing or an empty folder.
+
+    A folder of `new_folder_beside` is no longer in `STAGED` afterwards, so a stop of the command does not delete it.
+    """
     os.replace(folder, out)
     STAGED.discard(folder)
     sync_folder(Path(os.path.abspath(out)).parent)
 
 
 def delete_staged() -> None:
-    """Delete the folders that this process is filling, at its end.
+    """Delete the folders in `STAGED`. A command that is stopped early calls this before it ends.
 
-    Each is renamed first, so that it cannot be moved into place meanwhile.
+    Each folder is renamed before it is deleted, so that no other thread moves a half-deleted folder into place.
     """
     for folder in list(STAGED):
         gone = folder.with_name(f"{folder.name}.stopped")
@@ -225,27 +243,28 @@ def delete_staged() -> None:
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete a folder with its files, and make the deletion durable; does nothing if there is no folder."""
+    """Delete a folder with its files, and sync its parent so that the deletion is durable. A missing folder is ignored."""
     if os.path.lexists(folder):
         shutil.rmtree(folder)
         sync_folder(folder.parent)
 
 
 def special_file(folder: Path) -> Path | None:
-    """The first entry of a folder that is neither a file nor a folder (links are followed); None if there is none.
+    """Return the first entry of a folder that is neither a file nor a folder, or None. Links are followed.
 
-    Somebody else's folder may hold a pipe, which a reader would wait for, or a link to an endless device.
+    A folder that comes from somebody else may contain a pipe, on which a reader would wait forever, or a link to a
+    device that never ends.
     """
     try:
         with os.scandir(folder) as entries:
             special = [entry.path for entry in entries if not (entry.is_file() or entry.is_dir())]
-    except OSError:  # no folder, which its reader reports
+    except OSError:  # the folder cannot be read; the caller's own reading reports that
         return None
     return next((Path(path) for path in sorted(special) if os.path.exists(path)), None)
 
 
 def sync_folder(path: Path) -> None:
-    """Write a folder's list of names to disk, so that a new or renamed file survives a power loss.
+    """Sync the list of names in a folder to disk, so that a new or renamed file survives a power loss.
 
     Windows cannot sync a folder; there the call does nothing.
     """
@@ -259,7 +278,7 @@ def sync_folder(path: Path) -> None:
 
 
 def _open_for_writing(path: Path, owner_only: bool) -> BinaryIO:
-    """Open a new file, readable by its owner only if so wanted."""
+    """Open an empty file for writing. If `owner_only`, nobody but its owner can read it at any time."""
     if not owner_only:
         return open(path, "wb")
     path.unlink(missing_ok=True)
@@ -268,11 +287,15 @@ def _open_for_writing(path: Path, owner_only: bool) -> BinaryIO:
 
 
 def _write_and_sync(descriptor: int, content: bytes, expected_size: int) -> None:
-    """Append content to a file of a known size, whole or not at all."""
+    """Append content to an open file, completely or not at all; sync the file and close the descriptor.
+
+    Raises:
+        OSError: The file does not have the expected size (EBUSY), or the content could not be written completely.
+    """
     try:
         _check_size(descriptor, expected_size)
         if os.write(descriptor, content) != len(content):
-            # Half a line is of no use; if it stayed, the next open would cut it.
+            # Remove the partial line; otherwise the next reader has to repair the file.
             os.ftruncate(descriptor, expected_size)
             raise OSError(errno.ENOSPC, "only part of the content could be written")
         os.fsync(descriptor)
@@ -281,5 +304,6 @@ def _write_and_sync(descriptor: int, content: bytes, expected_size: int) -> None
 
 
 def _check_size(descriptor: int, expected: int) -> None:
+    """Raise `OSError` (EBUSY) if an open file does not have the expected size."""
     if os.fstat(descriptor).st_size != expected:
         raise OSError(errno.EBUSY, "another process has written to the file")

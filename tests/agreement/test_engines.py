@@ -1,6 +1,7 @@
 """Changing the engine changes neither the sum (within stated rounding) nor what is charged for it."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -91,6 +92,33 @@ def test_unequal_weights_agree(fast, model):
     plain, error = both(fast, model, UPDATES[0], CLIPS[0], weights=weights)
     assert plain.weight == pytest.approx((40 + 1 + 0 + 2 + 33 + 11 + 40) / 40, abs=1e-6)
     assert error < 1e-4
+
+
+def largest_norm(model, params_P, user, update) -> float:
+    """How far a user's local steps go from the first parameters, where nothing is clipped."""
+    engine, theta_P, largest = ReferenceEngine(model), params_P.clone(), 0.0
+    for batch_BW in update.batches(user, 0):
+        gradient_P = engine._gradient(theta_P, torch.as_tensor(batch_BW), None)
+        theta_P = model.project_local(theta_P - update.learning_rate * gradient_P)
+        largest = max(largest, float((theta_P - params_P).norm()))
+    return largest
+
+
+@pytest.mark.parametrize("fast", [ReferenceEngine, *FAST])
+def test_every_engine_counts_the_users_whom_a_clip_has_moved(fast, model):
+    """The balance of an adaptive clip: +1 for each user whose steps stay within S, and -1 for each other."""
+    update, params_P = UPDATES[0], model.initial(1)
+    norms = [largest_norm(model, params_P, user, update) for user in users()]
+    steps = sorted(norm for norm in norms if norm)
+    assert 2 <= len(steps) < len(norms)  # some have no step to take
+    engine = fast(model) if fast is ReferenceEngine else fast(model, users_at_once=3)
+    for S in (0.01 * steps[0], *((low + high) / 2 for low, high in pairwise(steps)), 100 * steps[-1]):
+        plan = unheard.Plan(
+            population=50, sampling=unheard.PoissonSampling(users_per_round=7), update=update,
+            clip=unheard.AdaptiveClip(initial_norm=S), noise=unheard.GaussianNoise(noise_multiplier=0.5),
+        ).at(0, model.layout)  # fmt: skip
+        total = engine.sum_updates(params_P, users(), plan, reproducible_generator(1))
+        assert total.balance == sum(1 if norm <= S else -1 for norm in norms)
 
 
 @pytest.mark.parametrize(

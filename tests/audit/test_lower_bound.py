@@ -2,6 +2,7 @@
 
 import doctest
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from scipy.stats import binom, norm
 
 from unheard.audit import lower_bound as module
 from unheard.audit.lower_bound import AttackCurve, best_guesses, f_dp_bound, lower_bound, p_value, refutes
+from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import Gaussian, NonPrivate, PoissonGaussian
 
 
@@ -119,3 +121,22 @@ def test_the_levels_of_all_guessing_rules_add_up_to_that_of_the_bound(monkeypatc
         assert rules > 5
         assert math.fsum(levels[:rules]) == pytest.approx(level)
         assert len(set(levels)) == 1
+
+
+def test_the_best_rule_is_taken_where_only_the_extreme_scores_tell_something():
+    """Of 1,000 canaries the 25 highest and lowest scores are right, and all others are coins."""
+    rng = np.random.default_rng(5)
+    score_M, included_M = np.linspace(-1.0, 1.0, 1000), rng.random(1000) < 0.5
+    included_M[:25], included_M[-25:] = False, True
+    best = best_guesses(score_M, included_M, 0.0)
+    assert best.count <= 60
+    assert best.epsilon > 1.0
+    sign = lower_bound(1000, 1000, int(((score_M > 0) == included_M).sum()), 0.0)
+    assert best.epsilon > 4 * sign
+
+
+def test_many_kinds_of_rounds_are_bounded_by_the_smallest_signal():
+    """The accountant would merge them upwards, and a lower bound must not be above the truth."""
+    signals = Counter({(0.1, 0.5 + 0.01 * i): 1 for i in range(30)})
+    as_smallest = best_epsilon([(PoissonGaussian(sampling_prob=0.1, noise_multiplier=2.0), 30)], 1e-5).epsilon
+    assert module._epsilon(signals, 1.0, 1e-5) <= as_smallest * (1 + 1e-9)

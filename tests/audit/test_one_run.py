@@ -2,7 +2,9 @@
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 
 import unheard
 from unheard.audit import one_run
+from unheard.audit.lower_bound import Guesses, ParametricBound
 from unheard.audit.one_run import BackgroundUsers, OneRunResult, audit_one_run
 from unheard.audit.summary import AuditResult, audit_run
 from unheard.corpus.store import write_store
@@ -19,7 +22,7 @@ from unheard.corpus.transform import split_store
 from unheard.engines.choice import EngineChoice
 from unheard.errors import CorpusError, InvalidValue, PrivacyError, UnprovenCombination
 from unheard.mechanism.noise import GaussianNoise
-from unheard.privacy.events import Gaussian
+from unheard.privacy.events import Gaussian, PoissonGaussian
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.randomness import ReproducibleStreams, SecureStreams, reproducible_generator
 from unheard.training.released import Released
@@ -119,6 +122,39 @@ def test_users_of_the_store_may_take_part_and_are_charged(run, store, tmp_path):
     assert not torch.equal(background.state.params_P, run.model.initial(0))
 
 
+def test_users_in_an_audit_are_drawn_and_charged_in_each_round_by_the_phase_of_that_round(
+    run, store, tmp_path, monkeypatch
+):
+    """Their declared number counts, in the draw and in the event, and not how many the store has."""
+    changes = (
+        unheard.Change(from_round=1, noise_multiplier=0.71234),
+        unheard.Change(from_round=2, noise_multiplier=0.9),
+    )
+    sampling = unheard.PoissonSampling(users_per_round=7.3)
+    own = replace(run, delta=1.2345e-3, plan=replace(run.plan, population=67, sampling=sampling, schedule=changes))
+    people = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
+    streams, engine = SecureStreams(), EngineChoice(kind="reference").build(run.model)
+    background = BackgroundUsers(own, store, engine, streams, people, "r")
+    real, drawn = unheard.PoissonSampling.draw, []
+    monkeypatch.setattr(
+        unheard.PoissonSampling,
+        "draw",
+        lambda sampling, users, population, rng: drawn.append(population) or real(sampling, users, population, rng),
+    )
+    monkeypatch.setattr(one_run, "_result", lambda run, events, *_: events)
+    *_, stated = audit_one_run(own, streams, canaries=12, rounds=3, background=background)
+    assert drawn == [67] * 6
+    charged = PopulationLedger.read(tmp_path / "ledger.jsonl")
+    expected = [PoissonGaussian(sampling_prob=7.3 / 67, noise_multiplier=z) for z in (0.5, 0.71234, 0.9)]
+    assert charged.events == stated == expected
+    (charged_run,) = charged.runs.values()
+    assert (charged_run.facts["name"], charged_run.facts["delta"], charged_run.facts["population"]) == (
+        "an audit of r",
+        1.2345e-3,
+        67,
+    )
+
+
 class RecordedStreams(SecureStreams):
     """Counts how often each stream is asked for."""
 
@@ -144,6 +180,16 @@ def test_an_audit_asks_for_each_stream_once_and_its_coins_are_fair(run, store, t
     *_, included_M = audit_one_run(wide, SecureStreams(), canaries=2000, rounds=1)
     assert isinstance(included_M, np.ndarray)
     assert abs(included_M.mean() - 0.5) < 6 * 0.5 / math.sqrt(2000)
+
+
+def test_an_audit_of_correlated_noise_asks_for_each_stream_once(run, monkeypatch):
+    ASKED.clear()
+    noise = unheard.CorrelatedNoise(noise_multiplier=4.0, strategy="blt", buffers=2, rounds=8)
+    own = with_plan(run, sampling=unheard.MinSeparationSampling(separation=2), noise=noise)
+    monkeypatch.setattr(one_run, "_result", lambda *_: None)
+    list(audit_one_run(own, RecordedStreams(), canaries=4, rounds=3))
+    assert len(set(ASKED)) == len(ASKED)
+    assert {attempt for name, attempt in ASKED if name == "noise_key"} == {0, 1, 2}
 
 
 def test_an_audit_without_noise_among_users_must_be_allowed(run, store, tmp_path):
@@ -239,7 +285,7 @@ def test_an_audit_of_correlated_noise_has_no_background_users(run):
         noise=unheard.CorrelatedNoise(noise_multiplier=1.0, rounds=6),
         sampling=unheard.CyclicPoissonSampling(users_per_round=12, groups=2),
     )
-    with pytest.raises(UnprovenCombination, match="canaries alone"):
+    with pytest.raises(UnprovenCombination, match="canaries only"):
         list(audit_one_run(private, ReproducibleStreams(seed=1), canaries=20, background=object()))  # pyright: ignore
 
 
@@ -268,3 +314,21 @@ def test_the_estimate_is_that_of_the_mean_variance_of_both_groups():
     assert one_run._estimate(*groups, 1e-5, False) == pytest.approx(expected)
     assert one_run._estimate(*groups[::-1], 1e-5, False) == 0.0
     assert math.isnan(one_run._estimate(groups[0][:1], groups[1], 1e-5, False))
+
+
+@pytest.mark.parametrize("refuted", [(), ("distribution-free",), ("f-DP",), ("parametric",)])
+def test_each_bound_alone_refutes_a_claim_that_it_exceeds(run, monkeypatch, refuted):
+    """The claim is 2.0, and a bound of 2.0 does not exceed it."""
+    above = {name: 2.001 if name in refuted else 2.0 for name in one_run.ASSUMPTIONS}
+    guesses = Guesses(count=4, correct=4, epsilon=above["distribution-free"])
+    parametric = ParametricBound(epsilon=above["parametric"], factor=1.0)
+    monkeypatch.setattr(one_run, "best_epsilon", lambda events, delta: SimpleNamespace(epsilon=2.0, accountant="pld"))
+    monkeypatch.setattr(one_run, "best_guesses", lambda *_: guesses)
+    monkeypatch.setattr(one_run, "parametric_bound", lambda *_, **__: parametric)
+    monkeypatch.setattr(one_run, "refutes", lambda *_: "f-DP" in refuted)
+    included_M = np.array([True, True, False, False])
+    result = one_run._result(run, [run.plan.at(0, run.model.layout).event()], Counter(), np.arange(4.0), included_M)
+    assert (result.refuted_by, result.holds) == (refuted, not refuted)
+    for nested in (result, None):
+        summary = AuditResult(run="r", exposures=None, one_run=nested)
+        assert summary.holds is (nested is None or not refuted)

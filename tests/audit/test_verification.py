@@ -17,7 +17,7 @@ from unheard import run_folder
 from unheard.audit import verification
 from unheard.audit.verification import verify
 from unheard.corpus.store import TokenStore
-from unheard.errors import CheckpointCorrupt, RunFolderMissing
+from unheard.errors import CheckpointCorrupt, CodeNotTrusted, RunFolderMissing
 from unheard.privacy import ledger as chain
 from unheard.privacy.budget import Budget, declaration
 from unheard.privacy.events import PoissonGaussian, Selection, to_record
@@ -146,7 +146,7 @@ def test_every_fact_that_follows_from_the_run_file_is_compared_with_it(folder):
 def test_one_charge_that_the_population_lacks_does_not_fit(folder):
     ledger = Ledger.open(folder / "ledger.jsonl")
     ledger.charge(ledger.events[-1], 6)
-    assert "holds 6 of this run's 7 charges" in wrong(folder)["population"]
+    assert "has 6 of this run's 7 charges" in wrong(folder)["population"]
 
 
 def with_declared(folder, **change) -> dict[str, str]:
@@ -193,7 +193,7 @@ def test_a_checkpoint_that_was_saved_before_its_rounds_were_charged_does_not_fit
             return 4
 
     save_checkpoint(place, model, newest.state, AfterFour(), keep=9)  # pyright: ignore[reportArgumentType]
-    assert "round 4 was never charged before it" in wrong(folder)["checkpoints"]
+    assert "round 4 was never charged" in wrong(folder)["checkpoints"]
 
 
 def test_every_fact_of_a_checkpoint_and_of_a_model_is_under_its_digest(folder):
@@ -278,7 +278,7 @@ def test_every_entry_of_a_statement_is_compared(folder, monkeypatch):
     assert [*verification._statement(read)]
     for key in saved.keys() - {"versions", "software", "basis"}:  # which may be of another version
         file.write_text(json.dumps({**saved, key: [saved[key]]}))
-        with pytest.raises(verification.CheckFailed, match=rf"other things than the ledger: .*\b{key}\b"):
+        with pytest.raises(verification.CheckFailed, match=rf"and the ledger differ in: .*\b{key}\b"):
             [*verification._statement(read)]
     for key in saved["basis"]:
         file.write_text(json.dumps({**saved, "basis": {**saved["basis"], key: "other"}}))
@@ -302,7 +302,7 @@ def test_metrics_of_the_round_after_the_last_charge_do_not_fit(folder):
 def test_metrics_are_those_that_the_newest_checkpoint_remembers(folder):
     file = folder / "metrics.jsonl"
     own = file.read_text()
-    assert "newest checkpoint remembers" in next(f.words for f in verify(folder) if f.name == "metrics")
+    assert "digest is that of the newest checkpoint" in next(f.words for f in verify(folder) if f.name == "metrics")
     first, *rows = [json.loads(line) for line in own.splitlines()]
     # Another run with the same rounds: every row is an evaluation of a round that was charged.
     for changed in ({"accuracy_top1": 0.999}, {"epsilon": 0.01}):
@@ -477,10 +477,10 @@ def of_another_tokenizer(folder) -> None:
 @pytest.mark.parametrize(
     ("damage", "where", "words"),
     [
-        (without_checkpoints, "checkpoints read back", "holds no checkpoint"),
+        (without_checkpoints, "checkpoints read back", "has no checkpoint"),
         (lambda f: with_facts(f, correlated_noise={"strategy": "blt"}), "correlated noise", r"run\.toml has none"),
         (with_fewer_words, "vocabulary", "has 49 words, the model 50 rows"),
-        (lambda f: (f / "tokens.json").write_text("[]"), "tokens", "does not read back"),
+        (lambda f: (f / "tokens.json").write_text("[]"), "tokens", "is damaged"),
         (lambda f: (f / "tokens.json").write_text("{}"), "tokens", "another tokenizer than the run began with"),
         (lambda f: (f / "tokens.json").unlink(), "tokens", "is missing"),
         (of_another_tokenizer, "tokens", "another tokenizer than .*counting"),
@@ -546,8 +546,45 @@ def test_charges_from_before_the_first_round_are_in_the_ledger_and_of_no_round(r
     entries = [Entry(event=event, round=round, hash="") for round in rounds]
     ledger = FakeLedger(facts={"start": {"charges": past}}, entries=entries)
     read = verification.Folder(RunFolder(Path("nowhere")), run=run, ledger=ledger)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(verification.CheckFailed, match=f"{past} charges came before the first round"):
+    with pytest.raises(verification.CheckFailed, match=f"declares {past} charges before the first round"):
         [*verification._charges(read)]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "fits"),
+    [([0, 1, 2], True), ([0, 1, 0, 1], True), ([1, 2], False), ([0, 2], False), ([0, 1, 1], False), ([0, 0, 2], False)],
+)
+def test_attempts_of_correlated_noise_follow_each_other_or_begin_anew(run, attempts, fits):
+    """An attempt that is missing was not charged; and one that is there twice hides the one that was made."""
+    sampling = unheard.MinSeparationSampling(separation=2)
+    own = replace(run, plan=replace(run.plan, sampling=sampling, noise=BLT))
+    events = [own.plan.at(round, run.model.layout).event(index) for round, index in enumerate(attempts)]
+    entries = [Entry(event=event, round=round, hash="") for round, event in enumerate(events)]
+    ledger = FakeLedger(facts={"start": {"charges": 0}}, entries=entries)
+    read = verification.Folder(RunFolder(Path("nowhere")), run=own, ledger=ledger)  # pyright: ignore[reportArgumentType]
+    finding = verification._finding("charges", verification._charges, read)
+    assert (finding.fits, "attempt" in finding.words) == (fits, not fits)
+
+
+@pytest.mark.parametrize(
+    ("error", "fits"),
+    [
+        (verification.CheckFailed("no"), False),
+        (CheckpointCorrupt("no"), False),
+        (PermissionError(13, "no", "model.safetensors"), False),
+        (OSError("no"), False),
+        (verification.CheckSkipped("not here"), None),
+        (CodeNotTrusted("no"), None),
+    ],
+)
+def test_an_error_of_a_check_is_a_finding_and_only_what_was_not_looked_at_is_left_open(error, fits):
+    def check(folder):
+        yield "a sentence before"
+        raise error
+
+    finding = verification._finding("model", check, verification.Folder(RunFolder(Path("nowhere"))))
+    assert finding.fits is fits
+    assert "a sentence before" not in finding.words
 
 
 def test_a_whole_checkpoint_of_another_model_does_not_fit(folder, model):
@@ -557,7 +594,7 @@ def test_a_whole_checkpoint_of_another_model_does_not_fit(folder, model):
         file.unlink()
     other = replace(newest, params_P=larger.initial(0))
     save_checkpoint(place, larger, other, Ledger.read(place.ledger), keep=9)  # pyright: ignore[reportArgumentType]
-    assert "is not of the model that run.toml describes" in wrong(folder)["checkpoints"]
+    assert "belongs to another model than run.toml describes" in wrong(folder)["checkpoints"]
 
 
 @pytest.mark.parametrize(

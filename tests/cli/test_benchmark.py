@@ -19,6 +19,7 @@ def small_run_file(store, model, plan, tmp_path):
     return file
 
 
+@pytest.mark.system
 def test_the_benchmark_times_engines_and_rounds(small_run_file, monkeypatch):
     monkeypatch.setattr("unheard.performance.benchmark._seconds", lambda work, *_: timeit.timeit(work, number=1))
     asked = ["benchmark", "--json", "--device", "cpu", "--users", "2", "--rounds", "2", "--short", "3"]

@@ -31,6 +31,7 @@ from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import find_population_ledger
 from unheard.report.run_record import RunMonitor, RunRecord
 from unheard.run_folder import RunFolder
+from unheard.training.initialise import check_run
 from unheard.training.released import Released
 from unheard.training.run import run_toml
 
@@ -214,6 +215,15 @@ def test_the_command_line_prints_what_the_library_warns_the_operator_of(run, sto
     assert done.stderr.count("privacy.population = 50) is smaller than the number of users") == 1
     warning = done.stderr.split("is smaller than")[1].split("\n")[0].replace(str(tmp_path), "")
     assert str(store.train.num_users) not in warning
+
+
+def test_a_population_that_is_far_too_large_is_warned_of(run, store, tmp_path, caplog):
+    users = store.train.num_users
+    for population, is_warned in ((3 * users, False), (3 * users + 1, True)):
+        caplog.clear()
+        check_run(replace(run, plan=replace(run.plan, population=population)), store)
+        assert ("is more than 3 times the number of users" in caplog.text) is is_warned
+        assert str(users) not in caplog.text.replace(str(population), "").replace(str(store.path), "")
 
 
 @pytest.fixture(scope="module")

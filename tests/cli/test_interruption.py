@@ -161,7 +161,7 @@ def test_folders_under_temporary_names_are_deleted(tmp_path):
     storage.delete_staged()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(FileNotFoundError):
-        storage.move_into_place(folder, tmp_path / "result")
+        storage.rename_folder(folder, tmp_path / "result")
     storage.STAGED.discard(folder)
     with storage.staged_folder(tmp_path / "whole"):
         staged = {path for path in storage.STAGED if path.parent == tmp_path}

@@ -33,6 +33,17 @@ def run(tmp_path, monkeypatch):
 FIELDS = ("--user-field", "author", "--text-field", "body", "--held-out", "0", "--vocab-size", "50")
 
 
+@pytest.mark.parametrize(("least", "is_warned"), [("1", False), ("5", False), ("9", True)])
+def test_a_store_without_most_of_the_users_is_warned_of(run, tmp_path, least, is_warned):
+    texts = [*["a b"] * 4, *["the cat sat on the mat"] * 4, *["the cat sat on the mat with a hat and a bat"] * 4]
+    rows = [{"author": f"u{number}", "body": text} for number, text in enumerate(texts)]
+    (tmp_path / "short.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run("prepare", "short.jsonl", *FIELDS, "--min-tokens", least, "--out", "short")
+    assert result.exit_code == 0, result.output
+    assert ("67 % of the users have too little text" in said(result)) is is_warned
+    assert ("Give a smaller --min-tokens" in said(result)) is is_warned
+
+
 def test_one_command_makes_a_store_and_says_what_was_left_out(run, tmp_path):
     result = run(
         "prepare", "posts.jsonl", *FIELDS, "--time-field", "created_utc", "--tokens-per-user", "40", "--out", "store"
@@ -40,7 +51,7 @@ def test_one_command_makes_a_store_and_says_what_was_left_out(run, tmp_path):
     assert result.exit_code == 0, result.output
     assert TokenStore.open(tmp_path / "store").train.num_users == 5
     assert result.stdout.strip() == "store"
-    assert re.search(r"1 rows that are no valid JSON", result.stderr)
+    assert re.search(r"1 rows that are not valid JSON", result.stderr)
     assert "unsafe to publish" in " ".join(result.stderr.split())
 
 
@@ -66,7 +77,7 @@ def test_the_share_of_unknown_words_is_printed_and_a_large_one_warned_of(run, tm
     ("text", "language", "named"),
     [
         ("هذا هو الكتاب الذي كان في البيت، وهو من الكتب التي لا تباع.", "en", "use --vocab-language ar;"),
-        ("das ist nicht xyzzy plugh und das ist nicht quux", "de", "'de', in which the text seems to be: ask for more"),
+        ("das ist nicht xyzzy plugh und das ist nicht quux", "de", "the text seems to be in this language. So ask"),
         ("xyzzy plugh quux", "de", "--vocab-language CODE"),
     ],
 )

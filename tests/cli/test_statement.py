@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from unheard.cli import statement
 from unheard.cli.main import as_typer_command
 from unheard.corpus.private_vocabulary import WordRelease
-from unheard.errors import InvalidValue, LedgerError, RunFolderMissing
+from unheard.errors import InvalidValue, LedgerError, RunFolderError, RunFolderMissing
 from unheard.privacy.events import PoissonGaussian, to_record
-from unheard.privacy.ledger import Ledger
+from unheard.privacy.ledger import Ledger, run_id
 
 app = typer.Typer(rich_markup_mode="rich")
 app.command(epilog=statement.STATEMENT_EXAMPLES)(as_typer_command(statement.statement))
@@ -92,6 +92,27 @@ def test_a_format_can_be_chosen_and_has_a_json_form(folder):
     assert run(folder, "--format", "pdf").exit_code == 2
 
 
+@pytest.mark.parametrize("name", ["run.toml", "metrics.jsonl", "statement.json", "vocabulary.txt"])
+def test_a_run_folder_without_its_checkpoints_is_refused(folder, name):
+    """Nothing in it can tell whether its ledger was shortened; a ledger alone makes no such promise."""
+    (folder / name).write_text("")
+    assert isinstance(run(folder).exception, LedgerError)
+
+
+@pytest.mark.parametrize("form", ["report", "nist", "registry"])
+def test_a_report_has_the_audit_of_its_own_run_and_no_other(folder, form):
+    """A claim that an audit has refuted is not reported without it."""
+    ledger = Ledger.read(folder / "ledger.jsonl")
+    refuted = {"canaries": 4000, "rounds": 100, "epsilon_at_least": 7.31, "confidence": 0.95, "epsilon_claimed": 4.0}
+    record = {"run": run_id(ledger), "one_run": {**refuted, "delta": 1e-6, "holds": False}}
+    (folder / "audit").mkdir()
+    (folder / "audit" / "audit.json").write_text(json.dumps(record))
+    assert json.loads(run(folder, "--format", "report", "--json").stdout)["audit"]["holds"] is False
+    assert "7.31" in run(folder, "--format", form).stdout
+    (folder / "audit" / "audit.json").write_text(json.dumps({**record, "run": "another"}))
+    assert isinstance(run(folder, "--format", form).exception, RunFolderError)
+
+
 @pytest.mark.parametrize("asked", [("--format", "report"), ("--epsilon", "2")])
 def test_a_format_and_an_epsilon_are_about_one_run(tmp_path, asked):
     from unheard.privacy.population_ledger import open_population_ledger
@@ -114,7 +135,7 @@ def test_a_store_before_any_run_states_what_its_vocabulary_cost(tmp_path):
     stated = json.loads(run(store, "--json").stdout)
     assert stated["delta"] == 1e-6
     assert stated["claimed"]["epsilon"] == pytest.approx(2.0, rel=1e-6)
-    assert [member["name"] for member in stated["runs"]] == ["the private vocabulary"]
+    assert [charged_run["name"] for charged_run in stated["runs"]] == ["the private vocabulary"]
     text = run(store).stdout
     assert stated["claim"] in text
     assert "has no ledger yet" in text

@@ -39,8 +39,9 @@ def test_every_combination_becomes_a_run_and_the_table_names_them(run_file, tmp_
 
 def test_a_variant_without_noise_is_warned_of_before_the_first_round(run_file, tmp_path):
     sweep = ["sweep", str(run_file), "--out", str(tmp_path / "runs"), "--vary"]
-    without = [*sweep, "noise.kind=none,gaussian", "--set", "training.rounds=1"]
-    assert isinstance(CliRunner().invoke(app, without).exception, PrivacyError)
+    for kinds in ("gaussian,none", "none,gaussian"):
+        without = [*sweep, f"noise.kind={kinds}", "--set", "training.rounds=1"]
+        assert isinstance(CliRunner().invoke(app, without).exception, PrivacyError)
     assert not (tmp_path / "runs").exists()
     said = CliRunner().invoke(app, [*without, "--yes"]).stderr
     assert "Without noise epsilon is infinite" in said

@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.stores import uncharged_copy
 from unheard.cli import display
+from unheard.cli import train as train_command
 from unheard.cli.display import show_rounds, show_runs
 from unheard.cli.main import main
 from unheard.cli.options import NodeOptions
 from unheard.cli.train import nodes_of
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue
+from unheard.formatting import epsilon_text
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
@@ -147,13 +150,13 @@ def test_train_shows_sigma_and_warns_before_the_first_round_of_noise_that_domina
     once = ["train", run_file, "--set", "training.rounds=1", "--set", "noise.kind=gaussian"]
     assert "sigma = 0.0833" in unheard(*once, "--out", tmp_path / "a").stderr
     said = unheard(*once, "--out", tmp_path / "b", "--set", "noise.noise_multiplier=4.5").stderr
-    assert "The noise will dominate the updates: sigma = 0.75" in said
+    assert "The noise will dominate the updates: with sigma = 0.75" in said
     assert "sigma" not in unheard(*once, "--out", tmp_path / "c", "--set", "noise.kind=none", "--yes").stderr
 
 
 def test_init_shows_sigma_of_the_template(unheard, tmp_path):
     said = unheard("init", "--population", 14000, "--users-per-round", 50, cwd=tmp_path).stderr
-    assert "The noise will dominate the updates: sigma = 0.3" in said
+    assert "The noise will dominate the updates: with sigma = 0.3" in said
     said = unheard("init", "--population", 10**6, "--users-per-round", 5000, "--force", cwd=tmp_path).stderr
     assert "sigma = 0.003" in said
     assert "will dominate" not in said
@@ -189,6 +192,41 @@ def test_each_epsilon_that_training_shows_names_its_accountant(unheard, run_file
     assert "by pld" in claim
     assert re.search(r"Running bound: ε = [\d.]+ by RDP at δ", done.stdout)
     assert re.search(r"ε [\d.]+ \(RDP\)", done.stderr)
+
+
+def test_a_budget_that_ends_a_run_early_is_announced_by_init_and_train(unheard, store, tmp_path):
+    corpus, file = uncharged_copy(store.path, tmp_path / "store"), tmp_path / "run.toml"
+    unheard("budget", corpus, "--epsilon", 4, "--delta", 1e-3)
+    words = ("--population", 60, "--users-per-round", 12, "--rounds", 30, "--epsilon", 4)
+    said = unheard("init", file, "--corpus", corpus, *words).stderr
+    number = re.search(r"The budget of all runs on these users .* allows (\d+) of the 30 declared rounds", said)
+    assert number
+    small = ("--set", "model.hidden_size=4", "--set", "model.embedding_size=4", "--set", "evaluation.max_tokens=100")
+    done = unheard("train", file, "--out", tmp_path / "r", *small)
+    assert number[0] in done.stderr
+    assert len(Ledger.read(tmp_path / "r" / "ledger.jsonl")) == int(number[1])
+    assert f"Stopped: Round {int(number[1]) + 1} would bring epsilon to" in done.stdout
+    unheard("budget", corpus, "--epsilon", 400)
+    assert "declared rounds" not in unheard("init", file, "--corpus", corpus, *words, "--force").stderr
+
+
+def test_resume_says_how_the_claim_grows_before_it_trains_longer_than_declared(
+    unheard, run_file, tmp_path, monkeypatch
+):
+    folder = tmp_path / "r"
+    unheard("train", run_file, "--out", folder, "--set", "training.rounds=2")
+    assert "trains it longer" in unheard("resume", folder).stdout
+    said = unheard("resume", folder, "--rounds", 3).stderr
+    claimed = json.loads((folder / "statement.json").read_text())["claimed"]
+    assert "declared 2 rounds before it began" in said
+    assert f"After 3 rounds it will claim ε = {epsilon_text(claimed['epsilon'])}" in said
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))  # no answer is no
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(train_command, "notes", Console(stderr=True, force_terminal=True))
+    assert unheard("resume", folder, "--rounds", 4, ok=False).returncode == 1
+    assert len(Ledger.read(folder / "ledger.jsonl")) == 3
+    unheard("resume", folder, "--rounds", 4, "--yes")
+    assert len(Ledger.read(folder / "ledger.jsonl")) == 4
 
 
 def test_stop_after_ends_cleanly_at_a_round_and_says_how_to_continue(unheard, run_file, tmp_path):

@@ -69,7 +69,7 @@ def test_a_damaged_record_of_planted_phrases_is_refused(tmp_path):
     damaged = [{**canary, "tokens": tokens} for tokens in ([], [3] * (MAX_TOKENS + 1), [-1], [size], "?", None)]
     for content in (*([one] for one in damaged), [{}], [3], {"a": 1}):
         file.write_text(json.dumps(content))
-        with pytest.raises(CorpusCorrupt, match="does not read back as written"):
+        with pytest.raises(CorpusCorrupt, match="is damaged"):
             read_canaries(store.path, len(store.vocabulary))
 
 

@@ -46,6 +46,7 @@ def test_a_local_hugging_face_dataset_is_an_input(tmp_path):
         prepared(tmp_path, tmp_path / "saved", out="x", fields=replace(FIELDS, text="body"))
 
 
+@pytest.mark.system
 def test_the_default_corpus_is_the_installed_package_through_the_same_pipeline(tmp_path):
     pytest.importorskip("chitchat_dataset", reason="the extra `demo` is not installed")
     store = unheard.prepare("chitchat", tmp_path / "chitchat")

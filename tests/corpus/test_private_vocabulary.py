@@ -166,6 +166,44 @@ def test_a_user_with_too_many_words_has_whole_votes_for_those_that_are_chosen(tm
     assert votes == [(UNIT // 2,)] * 4
 
 
+@pytest.mark.parametrize("most_words", [1, 2, 100])
+@pytest.mark.parametrize("block", [1, 2, 3, 100])
+def test_each_user_votes_once_in_whatever_blocks_and_files_the_rows_come(tmp_path, monkeypatch, block, most_words):
+    """A user whose rows are in two blocks has one vote in all: two would be twice the sensitivity that is charged."""
+    monkeypatch.setattr("unheard.corpus.private_vocabulary._MAX_WORDS", most_words)
+    task = CountVotes(
+        folder=tmp_path,
+        tokenizer=WordTokenizer(),
+        options=EncodingOptions(min_tokens=1),
+        splits=SplitRule(held_out=0.0),
+        release=release(words=4),
+    )
+    for shard, users in enumerate((("ann", "bob"), ("eve",))):
+        rows = [(user, text) for user in users for text in ("a b", "b", "c", f"only{user}")]
+        blocks = (rows[i : i + block] for i in range(0, len(rows), block))
+        task(shard, (tuple(zip(*some, strict=True)) for some in blocks))
+    sums = dict(
+        duckdb.sql(f"SELECT word, sum(total) FROM read_parquet('{tmp_path}/*.parquet') GROUP BY word").fetchall()
+    )
+    assert sums == {**dict.fromkeys("abc", 3 * UNIT // 2), **{f"only{u}": UNIT // 2 for u in ("ann", "bob", "eve")}}
+
+
+def test_one_file_of_the_users_among_others_makes_a_corpus_not_public(tmp_path):
+    """Neither the whole input need be given as public, nor nothing else beside it."""
+    (tmp_path / "given").mkdir()
+    for name in ("mine", "other"):
+        write_jsonl(tmp_path / "given" / f"{name}.jsonl", POSTS)
+    write_jsonl(tmp_path / "more.jsonl", POSTS)
+    mine, other, more = (
+        find_sources([str(tmp_path / name)]) for name in ("given/mine.jsonl", "given/other.jsonl", "more.jsonl")
+    )
+    public = CorpusVocabulary(path=str(tmp_path / "given"))
+    for own in (mine, other, [*mine, *more], [*mine, *other], [*mine, *other, *more]):
+        with pytest.raises(PrivacyError, match="the users' own text"):
+            public.check_is_public(own)
+    public.check_is_public(more)
+
+
 def test_a_user_who_is_held_out_has_no_vote(tmp_path):
     splits = SplitRule(held_out=0.5)
     task = CountVotes(

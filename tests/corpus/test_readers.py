@@ -293,7 +293,7 @@ def test_an_endless_list_of_excluded_users_is_refused(tmp_path, monkeypatch):
     (tmp_path / "ids").write_bytes(b"ann\nbob\n")
     assert read_user_ids(tmp_path / "ids") == ("ann", "bob")
     monkeypatch.setattr("unheard.corpus.pipeline.MAX_BYTES_OF_IDS", 1 << 20)
-    with pytest.raises(InputError, match="no list of ids"):
+    with pytest.raises(InputError, match="not a list of user ids"):
         read_user_ids(Path("/dev/zero"))
 
 

@@ -111,7 +111,7 @@ def test_a_file_that_breaks_off_is_named_and_its_rows_are_kept(tmp_path, kind, w
     packed.write_bytes(whole[: len(whole) * 2 // 3])
     done = prepared(tmp_path, packed, out="torn")
     (sentence,) = done.counts["noticed"]
-    assert sentence.startswith(f"{packed} breaks off: its end is missing")
+    assert sentence.startswith(f"{packed} is truncated: its end is missing")
     assert 5_000 < done.counts["rows"]["kept"] < len(ROWS)
     assert done.counts["rows"]["malformed"] + done.counts["rows"]["no_text"] <= 1
 

@@ -89,7 +89,7 @@ def test_both_engines_make_the_same_store_byte_for_byte(tmp_path, inputs, spark)
     )
     assert [s.split(":")[0].split("/")[-1] for s in duck.counts["noticed"]] == [
         "c.csv, line 55",
-        "torn.jsonl.gz breaks off",
+        "torn.jsonl.gz is truncated",
     ]
     assert duck.counts["duplicate_posts"] >= 2
     assert duck.store.train.num_users > 5

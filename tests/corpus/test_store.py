@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pickle
 import stat
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_sizes_are_known_on_opening(small):
 
 def test_a_user_outside_the_split_is_refused(small):
     for k in (-1, 3, -3):
-        with pytest.raises(IndexError, match="of a split"):
+        with pytest.raises(IndexError, match="out of range"):
             small.train.tokens(k)
         for cohort in ([k], [0, k], [k, 2]):
             with pytest.raises(IndexError, match="outside users 0 to 2"):
@@ -266,11 +267,21 @@ def without_middle_shard(path):
         os.rename(path / "train" / f"00001.{ending}", path / "train" / f"00002.{ending}")
 
 
+class Harmful:
+    """What makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.made = str(path / "made")
+
+    def __reduce__(self):
+        return os.mkdir, (self.made,)
+
+
 DAMAGES = {
     "offsets end inside a number": (lambda p: cut(p / "train/00000.offsets", 3), "is cut short"),
     "no offsets": (lambda p: (p / "train/00000.offsets").write_bytes(b""), "is cut short"),
     "fewer tokens than the offsets ask for": (lambda p: cut(p / "train/00001.tokens", 2), "where its offsets ask for"),
-    "no tokens": (lambda p: (p / "train/00001.tokens").unlink(), "is missing beside its offsets"),
+    "no tokens": (lambda p: (p / "train/00001.tokens").unlink(), "is missing, but its .offsets file exists"),
     "a shard with another number": (without_middle_shard, "does not have its 2 shards"),
     "another number of shards": (lambda p: with_layout(p, shards=1), "does not have its 1 shards"),
     "shards that are no number": (lambda p: with_layout(p, shards="2"), "does not fit the vocabulary"),
@@ -286,6 +297,10 @@ DAMAGES = {
     "features in one row": (
         lambda p: np.save(p / "train/features.npy", np.zeros(3, np.float32)),
         "one row for each user",
+    ),
+    "features as a pickle": (
+        lambda p: (p / "train/features.npy").write_bytes(pickle.dumps(Harmful(p))),
+        "must be float32",
     ),
     "a pipe among the files": (lambda p: os.mkfifo(p / "pipe"), "is not a regular file"),
     "a pipe among the shards": (lambda p: os.mkfifo(p / "held_out" / "pipe"), "is not a regular file"),
@@ -306,6 +321,34 @@ def test_files_that_contradict_each_other_are_refused_without_the_help_of_digest
         (small.path / "corpus.json").write_text(json.dumps(info))
     with pytest.raises(CorpusCorrupt, match=words):
         TokenStore.open(small.path)
+    assert not (small.path / "made").exists()  # nothing in a store is run
+
+
+def test_the_digest_of_boundaries_follows_each_boundary_of_each_shard(tmp_path):
+    digests = set()
+    for number, lengths in enumerate(([2] * 6, [1, 3, 2, 2, 2, 2], [2, 2, 1, 3, 2, 2], [2, 2, 2, 2, 1, 3])):
+        users = [np.full(length, 3) for length in lengths]
+        written = write_store(tmp_path / str(number), train=users, held_out=[], vocabulary=WORDS, shards=3)
+        digests.add(written.train.boundaries_digest())
+    assert len(digests) == 4
+
+
+def test_the_samples_of_a_store_follow_the_text_and_the_features_of_users_all_over_each_shard(tmp_path):
+    """Of 100 users in each shard, one of any two neighbours is among those that are compared."""
+    users, features = np.arange(200), np.zeros((200, 2), np.float32)
+    texts = [np.array([0, 3 + k % 5, 1]) for k in users]
+
+    def samples(name: str, texts, features) -> list[str | None]:
+        split = {"train": features}
+        place = tmp_path / name
+        return write_store(place, train=texts, held_out=[], vocabulary=WORDS, shards=2, features=split).train.samples()
+
+    before = samples("before", texts, features)
+    for number, k in enumerate((0, 49, 98, 100, 149, 198)):
+        other = [*texts[:k], *[np.array([0, 8, 1])] * 2, *texts[k + 2 :]]
+        marked = features + np.isin(users, (k, k + 1))[:, None].astype(np.float32)
+        for after in (samples(f"text-{number}", other, features), samples(f"features-{number}", texts, marked)):
+            assert [a == b for a, b in zip(before, after, strict=True)] == [k >= 100, k < 100]
 
 
 @pytest.mark.parametrize("offsets", [[1, 4, 4], [0, 5, 4], [0, -1, 4]])

@@ -19,7 +19,7 @@ def test_statistics_are_what_one_counts_by_hand(tmp_path):
     assert found.largest_user_share == 5 / 7
     assert found.histogram == ((1, 1, 0), (2, 3, 1), (4, 7, 1))
     effect = cap_effect(store, 4)
-    assert (effect.users_at_cap, effect.total_weight, effect.mean_weight) == (0.5, 1.5, 0.75)
+    assert (effect.users_at_cap, effect.total_weight, effect.mean_weight) == (0.5, 1.75, 0.875)
     assert split_statistics(store.held_out).users == 0
 
 

@@ -21,7 +21,7 @@ def test_words_without_the_special_ones_first_or_with_one_twice_are_no_vocabular
         with pytest.raises(InvalidValue, match="begins with"):
             Vocabulary(words)
     for words in (["the", "the"], ["the", "<UNK>"]):
-        with pytest.raises(InvalidValue, match="stands twice"):
+        with pytest.raises(InvalidValue, match="occurs twice"):
             Vocabulary.of(words)
 
 

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from unheard.cli.main import main
+from unheard.deployment.export import Agreement
 
 UNHEARD = str(Path(sys.executable).parent / "unheard")
 
@@ -79,7 +81,7 @@ def test_personalize_prints_before_and_after_and_predict_opens_it(unheard, run_f
         (["personalize", "{run}", "--text", "{tmp}/none.txt", "--out", "{tmp}/a"], "Cannot read"),
         (["personalize", "{run}", "--text", "{tmp}/short.txt", "--out", "{tmp}/a"], "one message on each line"),
         (["personalize", "{run}", "--text", "{tmp}/binary", "--out", "{tmp}/a"], "as UTF-8 text"),
-        (["personalize", "{run}", "--text", "{tmp}/short.txt", "--out", "{run}/mine"], "which is shared"),
+        (["personalize", "{run}", "--text", "{tmp}/short.txt", "--out", "{run}/mine"], "that may be shared"),
         (["personalize", "{tmp}", "--text", "{tmp}/short.txt", "--out", "{tmp}/a"], "not a run folder"),
         (["keyboard", "{tmp}", "--no-open"], "not a run folder"),
         (["keyboard", "{run}", "{tmp}/nowhere", "--no-open"], "not a run folder"),
@@ -117,3 +119,15 @@ def test_the_keyboard_serves_two_runs_until_ctrl_c(run_folder):
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("epsilon", [2.5, "infinity"])
+def test_export_prints_the_claim_and_warns_of_a_model_without_a_guarantee(unheard, run_folder, monkeypatch, epsilon):
+    agreement = {"model.onnx": Agreement(contexts=1, top1=1, top3=3)}
+    statement = {"claim": "the claim in words", "claimed": {"epsilon": epsilon}}
+    made = SimpleNamespace(parameters=1, sizes={"model.onnx": 1}, agreement=agreement, statement=statement)
+    monkeypatch.setattr("unheard.deployment.export.export", lambda *_, **__: made)
+    out, _, status = unheard("export", run_folder)
+    assert status == 0
+    assert "exported with it: the claim in words." in out
+    assert ("Do not publish it without a review" in out) is (epsilon == "infinity")

@@ -163,6 +163,16 @@ def test_a_changed_or_missing_file_is_refused(exported, tmp_path, name):
             open_model(copy)
 
 
+@pytest.mark.parametrize("number", [0, 2, "1", None])
+def test_an_export_of_another_format_is_refused(exported, tmp_path, number):
+    copy = shutil.copytree(exported.path, tmp_path / "copy")
+    record = json.loads((copy / "export.json").read_text())
+    assert record["format"] == 1
+    (copy / "export.json").write_text(json.dumps({**record, "format": number}))
+    with pytest.raises(ModelError, match=f"exported in format {number}"):
+        open_model(copy)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -197,7 +207,7 @@ def test_an_export_with_other_words_than_its_model_has_rows_is_refused(exported,
     record = json.loads((copy / "export.json").read_text())
     record["files"]["vocabulary.txt"]["sha256"] = hashlib.sha256(content).hexdigest()
     (copy / "export.json").write_text(json.dumps(record))
-    with pytest.raises(ModelError, match=r"the model has \d+ rows, vocabulary.txt \d+ words"):
+    with pytest.raises(ModelError, match=r"the model scores \d+ words, and vocabulary.txt has \d+ words"):
         open_model(copy)
 
 

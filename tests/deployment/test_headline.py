@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from unheard.deployment.keyboard.server import describe_model
 from unheard.deployment.model import LoadedModel
+from unheard.errors import ModelError
 
 
 def description(model: LoadedModel, epsilon, delta=1e-6, **more) -> dict:
@@ -42,7 +45,7 @@ def test_the_headline_of_a_seeded_model_states_no_guarantee(two_models):
     seeded = "REPRODUCIBLE NOISE: the noise was drawn from a known seed. THE GUARANTEE DOES NOT HOLD against anyone who knows it."
     shown = description(two_models[0], 0.5, warnings=[seeded])
     assert shown["grade"] == "none"
-    assert shown["headline"] == "An experiment: no guarantee against whoever knows the seed"
+    assert shown["headline"] == "An experiment: no guarantee against anyone who knows the seed"
     assert "times as likely" in shown["sentences"][0]
     assert shown["warnings"] == [seeded]
 
@@ -51,6 +54,28 @@ def test_the_headline_of_a_personal_model_says_that_it_is_personal(two_models):
     shown = description(replace(two_models[0], kind="personal"), 0.5)
     assert shown["headline"] == "A personal model"
     assert shown["sentences"][0].startswith("It has learned from one person's own text")
-    assert shown["sentences"][1].startswith("Of everybody else: whether")
+    assert shown["sentences"][1].startswith("For everybody else: whether")
     assert shown["grade"] == "none"
     assert "ε" not in shown["badge"]
+
+
+BROKEN = {
+    "no claim": {"claim": None},
+    "no figure": {"claimed": {"accountant": "pld"}},
+    "no delta": {"delta": None},
+    "no warnings": {"warnings": None},
+    "a warning that is no text": {"warnings": [1]},
+    "epsilon below zero": {"claimed": {"epsilon": -1.0}},
+    "epsilon is no number": {"claimed": {"epsilon": "nan"}},
+    "delta is zero": {"delta": 0.0},
+    "delta is one": {"delta": 1.0},
+}
+
+
+@pytest.mark.parametrize("changes", BROKEN.values(), ids=BROKEN)
+def test_a_model_whose_statement_lacks_a_part_is_not_opened(two_models, changes):
+    """What is missing must not look like a model without warnings or without a claim."""
+    whole = dict(two_models[0].statement)
+    broken = {key: value for key, value in (whole | changes).items() if value is not None}
+    with pytest.raises(ModelError, match="its privacy statement cannot be read"):
+        replace(two_models[0], statement=broken)

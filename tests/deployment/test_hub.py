@@ -11,11 +11,14 @@ from safetensors import safe_open
 import unheard
 from tests.stores import uncharged_copy
 from unheard.deployment.card import model_card, write_card
+from unheard.deployment.export import export
 from unheard.deployment.hub import write_hub_folder
 from unheard.deployment.model import open_model
-from unheard.errors import InvalidValue, LedgerError
+from unheard.errors import InvalidValue, LedgerError, RunFolderError, UnprovenCombination
+from unheard.privacy.ledger import Ledger, run_id
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs
+from unheard.run_folder import RunFolder
 from unheard.training.run import read_saved_run
 
 
@@ -60,6 +63,29 @@ def test_the_card_states_what_all_runs_on_the_same_users_cost(run_folder, store,
     assert "Over all runs" not in model_card(tmp_path / "alone")
 
 
+def test_the_card_of_a_run_without_noise_claims_no_privacy(run_folder, store, tmp_path):
+    uncharged_copy(store.path, tmp_path / "store")
+    run, _ = read_saved_run(run_folder / "run.toml")
+    plan = replace(run.plan, noise=unheard.NoNoise())
+    plain = replace(run, corpus=tmp_path / "store", plan=plan, training=unheard.Training(rounds=1))
+    list(unheard.train(plain, tmp_path / "plain", allow_no_privacy=True))
+    card = model_card(tmp_path / "plain")
+    assert "**without a privacy guarantee**" in card
+    assert "trained with user-level" not in card
+    assert "differential-privacy" not in yaml.safe_load(card.split("---\n", 2)[1])["tags"]
+
+
+def test_a_seed_leaves_the_machine_with_no_card_and_no_hub_folder(run_folder, store, tmp_path):
+    uncharged_copy(store.path, tmp_path / "store")
+    run, _ = read_saved_run(run_folder / "run.toml")
+    training = unheard.Training(rounds=1, reproducible_seed=987_654_321)
+    list(unheard.train(replace(run, corpus=tmp_path / "store", training=training), tmp_path / "seeded"))
+    write_hub_folder(tmp_path / "seeded", tmp_path / "hub")
+    for path in (tmp_path / "hub").rglob("*"):
+        assert not path.is_file() or b"987654321" not in path.read_bytes(), path.name
+    assert RunFolder(tmp_path / "seeded").public_settings()["training.reproducible_seed"] == "set, and not shown"
+
+
 def test_the_card_names_no_path_of_this_machine(card, store, run_folder):
     assert str(store.path) not in card
     assert str(run_folder.parent) not in card
@@ -97,6 +123,44 @@ def test_a_hub_folder_is_whole_and_can_be_used(run_folder, tmp_path):
     assert str(run_folder.parent).encode() not in everything
     with pytest.raises(InvalidValue, match="already holds something"):
         write_hub_folder(run_folder, tmp_path / "hub")
+
+
+def test_nothing_that_goes_with_a_model_has_its_seed_or_a_path(store, model, plan, tmp_path, monkeypatch):
+    """With the seed anybody could take the noise off."""
+    pytest.importorskip("onnxruntime", reason="needs the extra `export`")
+    monkeypatch.setattr("unheard.deployment.export.TEXTS", 1)  # compared with the model, of some hundreds
+    training = unheard.Training(rounds=1, reproducible_seed=987654321)
+    corpus = uncharged_copy(store.path, tmp_path / "secret-place")
+    list(unheard.train(unheard.Run(corpus=corpus, model=model, plan=plan, training=training), tmp_path / "r"))
+    export(tmp_path / "r", tmp_path / "exported")
+    names = write_hub_folder(tmp_path / "r", tmp_path / "hub")
+    assert set(names) == {
+        *("README.md", "config.json", "model.safetensors", "vocabulary.txt", "tokens.json", "statement.json"),
+        *("model.onnx", "model.int8.onnx", "export.json"),
+    }
+    written = [path.read_bytes() for place in ("exported", "hub") for path in (tmp_path / place).iterdir()]
+    for content in (model_card(tmp_path / "r").encode(), *written):
+        assert b"987654321" not in content
+        assert b"secret-place" not in content
+
+
+def test_a_card_says_why_there_is_no_total_and_has_the_audit_of_its_own_run(run_folder, tmp_path, monkeypatch):
+    def no_total(population):
+        raise UnprovenCombination("Several runs drew the same cohorts.")
+
+    monkeypatch.setattr("unheard.deployment.card.other_runs", lambda *_: ["another"])
+    monkeypatch.setattr("unheard.deployment.card.all_runs", no_total)
+    assert "Over all runs on the same users: Several runs drew the same cohorts." in model_card(run_folder)
+    shutil.copytree(run_folder, tmp_path / "r")
+    (tmp_path / "r" / "audit").mkdir()
+    one_run = {"canaries": 4, "rounds": 2, "epsilon_at_least": 7.31, "confidence": 0.95, "epsilon_claimed": 4.0}
+    own = run_id(Ledger.read(run_folder / "ledger.jsonl"))
+    record = {"run": own, "one_run": {**one_run, "delta": 1e-6, "holds": False}}
+    (tmp_path / "r" / "audit" / "audit.json").write_text(json.dumps(record))
+    assert "7.31" in model_card(tmp_path / "r")
+    (tmp_path / "r" / "audit" / "audit.json").write_text(json.dumps({**record, "run": "another"}))
+    with pytest.raises(RunFolderError, match="of another run"):
+        model_card(tmp_path / "r")
 
 
 def test_a_run_whose_ledger_was_shortened_gets_no_card(run_folder, tmp_path):

@@ -164,7 +164,7 @@ def test_a_personal_model_is_never_written_into_a_run_folder(run_folder, tmp_pat
 
 
 def test_a_personal_model_is_never_written_into_an_export_or_a_corpus(store, tmp_path):
-    with pytest.raises(InvalidValue, match="which is shared"):
+    with pytest.raises(InvalidValue, match="that may be shared"):
         check_output_folder(store.path / "mine")
     (tmp_path / "export.json").write_text("{}")
     with pytest.raises(InvalidValue, match=r"export\.json"):

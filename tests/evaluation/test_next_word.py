@@ -93,6 +93,17 @@ def test_no_held_out_text_is_refused(model):
         numbers(model, [BOS])
 
 
+def test_several_users_are_measured_each_with_their_own_features():
+    model = unheard.TiedLSTM(vocabulary_size=20, embedding_size=4, hidden_size=6, user_features=2)
+    rng, params_P = np.random.default_rng(3), model.initial(0)
+    users = [User(rng.integers(3, 20, size=9 + k), np.array([2.0 * k, -k], dtype="float32")) for k in range(3)]
+    alone = [evaluate(model, params_P, [user], unroll=5) for user in users]
+    together = evaluate(model, params_P, users, unroll=5)
+    tokens = [one["tokens"] for one in alone]
+    assert together["loss"] == pytest.approx(np.average([one["loss"] for one in alone], weights=tokens), rel=1e-6)
+    assert together["tokens"] == sum(tokens)
+
+
 def test_features_of_each_user_are_used():
     model = unheard.TiedLSTM(vocabulary_size=20, embedding_size=4, hidden_size=6, user_features=2)
     tokens = np.arange(3, 15)
@@ -105,6 +116,6 @@ def test_features_of_each_user_are_used():
 
 def test_suggestions_leave_out_unk_and_bos(model):
     params_P = model.layout.join(dict(AlwaysTheSame().named_parameters())).detach()
-    words = predict(model, params_P, Vocabulary.of(["a", "b", "c"]), ["a", "unheard-of"], top=3)
-    assert [w for w, _ in words] == ["a", "b", "<EOS>"]
-    assert words[0][1] > words[1][1] > words[2][1] > 0
+    words = predict(model, params_P, Vocabulary.of(["a", "b", "c"]), ["a", "unheard-of"], top=9)
+    assert [w for w, _ in words] == ["a", "b", "<EOS>", "c"]
+    assert words[0][1] > words[1][1] > words[2][1] > words[3][1] > 0

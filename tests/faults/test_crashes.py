@@ -95,7 +95,7 @@ def never_under_counted(place: Path) -> None:
     assert {e.round for e in ledger.entries} >= set(range(seen))
     assert ledger.contains(newest.ledger_length, newest.ledger_head)
     assert len(population.events) >= len(ledger)
-    assert sum(len(m.events) for m in population.members.values()) == len(population.events)
+    assert sum(len(m.events) for m in population.runs.values()) == len(population.events)
 
 
 def finishes(run: unheard.Run, place: Path, most: int) -> None:
@@ -234,5 +234,5 @@ def test_many_runs_at_once_on_one_store_are_all_charged(small, place):
         children.append(child)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
     population = PopulationLedger.read(place / "corpus" / "ledger.jsonl")
-    assert sorted(len(m.events) for m in population.members.values()) == [20, 20, 20]
+    assert sorted(len(m.events) for m in population.runs.values()) == [20, 20, 20]
     assert all(not [f for f in verify(folder) if f.fits is not True] for folder in folders)

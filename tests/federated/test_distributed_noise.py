@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from fractions import Fraction
 
@@ -174,6 +175,19 @@ def test_with_too_few_survivors_the_round_is_abandoned_unmasked_by_nobody_and_it
     np.testing.assert_array_equal(model, run.model.project(run.model.initial(run.training.init_seed)))
     assert len(Ledger.read(tmp_path / "out" / "ledger.jsonl")) == 2
     assert not [request for _, request in network.requests if request.kind == "reveal"]
+
+
+def test_with_too_few_nodes_at_the_first_stage_nobody_is_asked_for_more(run):
+    """Three of six nodes answer, and the noise was planned for four."""
+
+    def tamper(node, request, answer):
+        return answer if request.kind == "describe" or node < 1003 else None
+
+    network = LocalNetwork(divided(run.corpus, 6), tamper)
+    words = "The round was charged, and is abandoned: 4 nodes must finish each stage, and fewer did."
+    with pytest.warns(RuntimeWarning, match=f"^{re.escape(words)}$"):  # neither how many were drawn nor how many did
+        one_round(seeded(run, noise=NOISE), network, CHOICE)
+    assert {request.kind for _, request in network.requests} == {"describe", "keys"}
 
 
 def test_the_ledger_holds_the_event_and_the_statement_gives_two_epsilons(run, tmp_path):

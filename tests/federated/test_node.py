@@ -155,10 +155,13 @@ def test_the_newest_model_is_on_the_node_for_its_keyboard(run, devices, tmp_path
     assert not (devices[0].folder.model / "checkpoints").exists()
     # A newer model replaces it; what is no model of an allowed kind does not.
     sent = next(request for _, request in reversed(network.requests) if request.kind == "model")
+    devices[0].folder.opt_out()
+    counted = devices[0].folder.contributions
     folder, words = devices[0].folder.model, np.frombuffer(b"newer", np.uint8)
     newer = {**sent.arrays, "vocabulary.txt": words}
     assert Node(devices[0], {}).answer(Packet("model", {}, newer)).kind == "model"
     assert (folder / "vocabulary.txt").read_bytes() == b"newer"
+    assert (devices[0].folder.is_opted_out, devices[0].folder.contributions) == (True, counted)
     assert [path.name for path in folder.parent.iterdir() if "model" in path.name] == ["model"]
     code = np.frombuffer(b'[model]\nkind = "module"\nmodule = "antigravity:fly"', np.uint8)
     for files in ({"run.toml": words}, {**newer, "run.toml": code}, {**newer, "run.toml": words}):
@@ -167,11 +170,64 @@ def test_the_newest_model_is_on_the_node_for_its_keyboard(run, devices, tmp_path
         others = {key: value for key, value in newer.items() if key != name}
         for strange in ({}, {name: content[None]}, {name: content.astype(np.int64)}):
             answer = Node(devices[0], {}).answer(Packet("model", {}, {**others, **strange}))
-            assert "is these files" in answer.fields["reason"]
+            assert "consists of these files" in answer.fields["reason"]
     assert (
         Node(replace(devices[0], any_model=True), {}).answer(Packet("model", {}, {**newer, "run.toml": code})).kind
         == "model"
     )
+
+
+WORK = {"session", "plan", "seed", "model", "engine", "users", "numbers"}
+REQUESTS = {
+    "describe": ({"vocabulary", "tokens", "features"}, set()),
+    "update": (WORK, {"params"}),
+    "keys": ({"session"}, set()),
+    "share": ({"session", "own", "peers", "threshold"}, set()),
+    "masked": ({*WORK, "received", "bits"}, {"params"}),
+    "reveal": ({"session", "survivors", "dropped"}, set()),
+}
+ANSWERS = {
+    "describe": ({"session", "users", "order"}, set()),
+    "update": ({"session"}, {"units", "weights", "balances"}),
+    "keys": ({"session", "encryption", "pairwise"}, set()),
+    "share": ({"session", "commitment", "shares"}, set()),
+    "masked": ({"session"}, {"masked", "extra"}),
+    "reveal": ({"session", "self", "pairwise"}, set()),
+}
+"""The names of the fields and of the arrays of each kind of packet: what the server and a node learn from each other."""
+
+
+@pytest.mark.parametrize("choice", [CENTRAL, replace(SECURE, parties=3)], ids=["central", "secure"])
+def test_packets_hold_what_their_kind_needs_and_nothing_else(run, devices, choice):
+    everybody = replace(run.plan, sampling=unheard.PoissonSampling(sampling_prob=1.0))
+    network = LocalNetwork(devices)
+    one_round(replace(run, plan=everybody), network, choice)
+    for packets, expected in ((network.requests, REQUESTS), (network.answers, ANSWERS)):
+        kinds = [packet.kind for _, packet in packets]
+        assert set(kinds) == ({"describe", "update"} if choice is CENTRAL else {*expected} - {"update"})
+        assert {kinds.count(kind) for kind in kinds} == {3}  # each node once, and registered nodes are not asked again
+        for _, packet in packets:
+            assert (set(packet.fields), set(packet.arrays)) == expected[packet.kind]
+    for node, packet in network.requests:  # of those who were drawn a node learns its own
+        if "users" in packet.fields:
+            assert (packet.fields["users"], packet.fields["numbers"]) == ([0], [node - 1000])
+
+
+def test_a_contribution_is_counted_before_text_is_read_and_nothing_is_read_beyond_the_limit(
+    run, devices, tmp_path, monkeypatch
+):
+    request = asked(run, tmp_path, run.corpus)
+    packet = Packet("update", {**request.fields, "users": [0], "numbers": [0]}, request.arrays)
+    device, counts = replace(devices[0], max_contributions=2), []
+
+    def read(*_):
+        counts.append(device.folder.contributions)
+        raise OSError("the device was switched off")
+
+    monkeypatch.setattr("unheard.federated.node.read_users", read)
+    assert [Node(device, {}).answer(packet).kind for _ in range(4)] == ["refused"] * 4
+    assert counts == [1, 2]
+    assert device.folder.contributions == 2
 
 
 def test_a_packet_shows_nothing_when_it_is_printed():

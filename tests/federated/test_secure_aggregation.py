@@ -464,3 +464,10 @@ def test_shares_of_another_secret_are_noticed():
         with pytest.raises(NodeError, match="do not fit together"):
             session.total()
         assert session.suspects == {party}
+
+
+def test_a_new_session_keeps_nothing_of_one_that_was_not_finished():
+    party = Party({"session": "before", "own": 3, "received": {"4": "a share"}, "threshold": 2, "mask": "secret"})
+    party.keys("s" * 16)
+    assert set(party.memory) == {"session", "stage", "seeds", "public"}
+    assert (party.memory["session"], party.memory["stage"]) == ("s" * 16, "keys")

@@ -238,6 +238,27 @@ def test_a_sampler_without_a_proof_for_nodes_is_refused_before_anybody_is_asked(
     assert {request.kind for _, request in network.requests} == {"describe"}
 
 
+def test_the_number_of_parties_does_not_tell_how_many_users_were_drawn(run):
+    engine = FederatedEngine(
+        LocalNetwork(divided(run.corpus, 8)), run.model, SECURE, unheard.TokenStore.open(run.corpus)
+    )
+    plan = run.plan.at(0, run.model.layout)
+    for drawn in range(6):
+        users = {1000 + i: np.array([i]) for i in range(drawn)}
+        parties = engine._chosen_parties(plan, users)
+        assert set(users) <= set(parties)
+        assert len(parties) == len(set(parties)) == 5
+
+
+@pytest.mark.parametrize("parties", [None, 3])
+def test_secure_aggregation_of_two_nodes_is_refused_before_anything_is_charged(run, tmp_path, parties):
+    """The sum of two tells each of them the other's."""
+    choice = replace(SECURE, parties=parties)
+    with pytest.raises(InvalidValue, match="at least 3 nodes per round, and 2 are connected"):
+        federated(seeded(run), tmp_path / "out", LocalNetwork(divided(run.corpus, 2)), choice)
+    assert not (tmp_path / "out").exists()
+
+
 def averages_with_and_without(run: unheard.Run, add) -> tuple[RoundPlan, list[BoundedAverage]]:
     """The averages of two rounds that differ in one node with one user, while node 1002 adds a vector of its own.
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,11 +78,11 @@ def test_one_more_event_of_any_kind_raises_the_running_epsilon_and_the_total_of_
     assert before < after == running.epsilon
     population = open_population_ledger(tmp_path, "corpus", [], tmp_path / "ledger.jsonl")
     for run in ("first", "second", "third"):
-        population.register(run, {"name": run, "delta": DELTA}, held=0)
+        population.register(run, {"name": run, "delta": DELTA}, num_charged=0)
         population.charge(run, 0, BASE[0], 0)
     for run in ("first", "second", "third"):  # whichever run it is charged to
         total = all_runs(population)
-        population.charge(run, population.members[run].held, KINDS[kind], 0)
+        population.charge(run, population.runs[run].num_charged, KINDS[kind], 0)
         assert float(all_runs(population)["claimed"]["epsilon"]) > float(total["claimed"]["epsilon"])
         assert all_runs(population)["charges"] == total["charges"] + 1
     assert all_runs(population)["delta"] == DELTA
@@ -138,7 +139,7 @@ def test_a_model_of_n_rounds_needs_the_charge_of_each_of_them(tmp_path, selected
 def test_a_population_may_be_one_charge_ahead_of_a_run_and_no_more(tmp_path):
     event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
     population = open_population_ledger(tmp_path, "corpus", [], tmp_path / "ledger.jsonl")
-    population.register("r", {"name": "r"}, held=0)
+    population.register("r", {"name": "r"}, num_charged=0)
     for position in range(4):
         population.charge("r", position, event, position)
     check_population(population, "r", 4, [])
@@ -152,7 +153,7 @@ def test_a_run_that_comes_to_a_population_is_charged_for_everything_that_is_miss
     events = [*BASE, *KINDS.values()]
     for held in range(len(events) + 1):
         population = open_population_ledger(tmp_path, "corpus", [], tmp_path / f"{held}.jsonl")
-        population.register("r", {"name": "r"}, held=held)
+        population.register("r", {"name": "r"}, num_charged=held)
         assert population.settle("r", events) == len(events) - held
         assert population.events == events[held:]
         assert population.settle("r", events) == 0
@@ -178,7 +179,7 @@ def test_a_checkpoint_knows_the_ledger_of_its_population_from_every_other(tmp_pa
     event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
     own, other = (open_population_ledger(tmp_path, "corpus", [], tmp_path / f"{n}.jsonl") for n in ("own", "other"))
     for population in (own, other):  # the other one has been charged as much
-        population.register("r", {"name": "r"}, held=0)
+        population.register("r", {"name": "r"}, num_charged=0)
         population.charge("r", 0, event, 0)
     model = Remembered(source=Path("model"), round=1, length=1, head="", population_position=own.position)
     check_population(own, "r", 1, [model])
@@ -219,7 +220,7 @@ def test_joined_stores_have_every_charge_of_both(tmp_path):
         paid = [Gaussian(noise_multiplier=20.0 + number), FailureProbability(delta=1e-6 * (number + 1))]
         ledger = open_population_ledger(tmp_path / name, f"corpus of {name}", [to_record(event) for event in paid])
         for kind, event in KINDS.items():
-            ledger.register(f"{kind} of {name}", {"name": kind, "delta": DELTA}, held=0)
+            ledger.register(f"{kind} of {name}", {"name": kind, "delta": DELTA}, num_charged=0)
             ledger.charge(f"{kind} of {name}", 0, event, 0)
         ledgers.append(ledger)
         events += [*paid, *KINDS.values()]
@@ -236,7 +237,7 @@ def test_a_budget_over_all_runs_counts_what_was_charged_before_it_was_set(tmp_pa
     five = Budget(epsilon=1.0, delta=DELTA, orders=orders).running([event] * 5).epsilon
     for before in range(6):
         population = open_population_ledger(tmp_path, "corpus", [], tmp_path / f"{before}.jsonl")
-        population.register("r", {"name": "r", "delta": DELTA}, held=0)
+        population.register("r", {"name": "r", "delta": DELTA}, num_charged=0)
         for position in range(5):
             if position == before:
                 population.set_budget(Budget(epsilon=five, delta=DELTA, orders=orders))
@@ -257,7 +258,7 @@ def test_the_total_of_one_run_and_a_vocabulary_is_that_of_both(tmp_path, declare
     paid = [Gaussian(noise_multiplier=8.0), FailureProbability(delta=3e-4)]
     population = open_population_ledger(tmp_path, "corpus", [to_record(one) for one in paid])
     facts = {"name": "r", "delta": DELTA, "declared": declaration(declared, [(0, to_record(event))], None)}
-    population.register("r", facts, held=2)
+    population.register("r", facts, num_charged=2)
     for number in range(3):
         population.charge("r", 2 + number, event, number)
     content, whole = all_runs(population), [*paid, *[event] * declared]
@@ -272,7 +273,7 @@ def test_a_round_that_was_done_again_counts_in_the_total_wherever_it_stands(tmp_
     event = PoissonGaussian(sampling_prob=1.0, noise_multiplier=9.0)
     population = open_population_ledger(tmp_path, "corpus", [])
     facts = {"name": "r", "delta": DELTA, "declared": declaration(3, [(0, to_record(event))], None)}
-    population.register("r", facts, held=0)
+    population.register("r", facts, num_charged=0)
     for position, number in enumerate(rounds):
         population.charge("r", position, event, number)
     assert all_runs(population)["claimed"]["epsilon"] == best_epsilon([(event, 4)], DELTA).epsilon
@@ -282,12 +283,12 @@ def test_every_charge_of_a_run_counts_also_of_a_copy_that_is_behind(tmp_path):
     """Two copies of one run folder go on by themselves: each releases models, whatever the positions of its charges."""
     event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
     population = open_population_ledger(tmp_path, "corpus", [])
-    population.register("r", {"name": "r", "delta": DELTA}, held=0)
+    population.register("r", {"name": "r", "delta": DELTA}, num_charged=0)
     for count, position in enumerate((0, 1, 2, 3, 0, 1, 2, 0, 3, 4), start=1):
         population.charge("r", position, event, position)
         for known in (population, PopulationLedger.read(population.path)):
             assert known.events == [event] * count
-            assert len(known.members["r"].rounds) == count
+            assert len(known.runs["r"].rounds) == count
     assert all_runs(population)["charges"] == 10
 
 
@@ -322,10 +323,10 @@ def test_a_run_that_begins_again_keeps_what_is_charged_for_it(tmp_path):
     event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
     population = open_population_ledger(tmp_path, "corpus", [])
     for _ in range(2):
-        population.register("reproducible-r", {"name": "r"}, held=0, is_new=True)
+        population.register("reproducible-r", {"name": "r"}, num_charged=0, is_new=True)
         population.settle("reproducible-r", [event] * 3)
-    member = PopulationLedger.read(population.path).members["reproducible-r"]
-    assert (member.held, member.begun, len(member.events)) == (3, 2, 3)
+    charged_run = PopulationLedger.read(population.path).runs["reproducible-r"]
+    assert (charged_run.num_charged, charged_run.begun, len(charged_run.events)) == (3, 2, 3)
 
 
 def test_the_epsilon_against_the_server_counts_every_event_too():
@@ -351,7 +352,7 @@ def test_a_declared_budget_is_claimed_at_its_delta_and_above_and_not_below(tmp_p
 def test_the_total_is_stated_at_the_smallest_delta_that_a_run_declared(tmp_path):
     population = open_population_ledger(tmp_path, "corpus", [])
     for run, delta in (("a", DELTA), ("b", DELTA / 3), ("c", DELTA / 2)):
-        population.register(run, {"name": run, "delta": delta}, held=0)
+        population.register(run, {"name": run, "delta": delta}, num_charged=0)
         population.charge(run, 0, KINDS["a round"], 0)
     assert all_runs(population)["delta"] == DELTA / 3
 
@@ -373,7 +374,7 @@ def test_models_that_were_released_are_known_after_stores_are_joined(tmp_path):
 def test_the_total_is_stated_at_the_delta_of_the_budget(tmp_path, delta):
     population = open_population_ledger(tmp_path, "corpus", [])
     population.set_budget(Budget(epsilon=40.0, delta=delta, orders=FILTER_ORDERS))
-    population.register("r", {"name": "r", "delta": 1e-3}, held=0)
+    population.register("r", {"name": "r", "delta": 1e-3}, num_charged=0)
     population.charge("r", 0, KINDS["a round"], 0)
     assert all_runs(population)["delta"] == delta
 
@@ -382,9 +383,75 @@ def test_only_a_seeded_run_may_have_charges_of_several_folders(tmp_path):
     """A run folder that was put back to an earlier state is an error, however often its rounds were charged."""
     population = open_population_ledger(tmp_path, "corpus", [])
     for run in ("r", "reproducible-r"):
-        population.register(run, {"name": run}, held=0)
+        population.register(run, {"name": run}, num_charged=0)
         for position in (0, 1, 2, 3, 1, 2):
             population.charge(run, position, KINDS["a round"], position)
     check_population(population, "reproducible-r", 1, [])
     with pytest.raises(LedgerError, match="earlier state"):
         check_population(population, "r", 1, [])
+
+
+def test_a_population_holds_as_many_entries_of_a_run_as_the_furthest_of_its_copies_had(tmp_path):
+    """Copies that are behind, or a charge that came late, do not make a folder that was put back look whole."""
+    population = open_population_ledger(tmp_path, "corpus", [])
+    population.register("r", {"name": "r"}, num_charged=0)
+    for position, held in ((0, 1), (1, 2), (2, 3), (0, 3), (3, 4), (1, 4)):
+        population.charge("r", position, KINDS["a round"], position)
+        for known in (population, PopulationLedger.read(population.path)):
+            assert known.runs["r"].num_charged == held
+
+
+def test_a_seeded_run_that_was_never_repeated_cannot_be_put_back(tmp_path):
+    population = open_population_ledger(tmp_path, "corpus", [])
+    for run, positions in (("reproducible-r", (0, 1, 2, 3)), ("reproducible-s", (0, 1, 2, 1, 2, 3))):
+        population.register(run, {"name": run}, num_charged=0)
+        for position in positions:
+            population.charge(run, position, KINDS["a round"], position)
+    check_population(population, "reproducible-s", 1, [])
+    with pytest.raises(LedgerError, match="earlier state"):
+        check_population(population, "reproducible-r", 1, [])
+
+
+def test_two_stores_with_one_ledger_pay_for_the_words_of_each(tmp_path):
+    """The names of their corpora may begin alike."""
+    events = []
+    for number, name in enumerate(("a" * 16, "a" * 15 + "b", "b" * 16)):
+        (tmp_path / name).mkdir()
+        events.append(Gaussian(noise_multiplier=5.0 + number))
+        for _ in range(2):  # and not again when a store is opened again
+            population = open_population_ledger(
+                tmp_path / name, name, [to_record(events[-1])], tmp_path / "ledger.jsonl"
+            )
+            assert population.events == events
+
+
+def test_two_copies_of_a_ledger_that_were_charged_alike_are_two_charges_when_they_are_joined(tmp_path):
+    event = KINDS["a round"]
+    one = PopulationLedger.open(tmp_path / "one.jsonl", {"corpus": "c"})
+    one.register("r", {"name": "r"}, num_charged=0)
+    one.charge("r", 0, event, 0)
+    shutil.copy(tmp_path / "one.jsonl", tmp_path / "other.jsonl")
+    other = PopulationLedger.open(tmp_path / "other.jsonl", {"corpus": "c"})
+    for copy in (one, other):
+        copy.charge("r", 1, event, 1)
+    one.join(other)
+    assert one.events == [event] * 3
+
+
+def test_every_model_of_a_run_is_known_as_one_of_its_users(tmp_path):
+    population = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
+    digests = [f"{number:02d}" * 32 for number in range(5)]
+    for number, digest in enumerate(digests):
+        population.record_release("r" if number % 2 else "s", digest)
+    assert list(PopulationLedger.read(population.path).released) == digests
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-7, 1e-2])
+def test_a_statement_is_made_at_the_delta_that_was_declared(delta):
+    content = compute_statement({"delta": delta, "population": 50}, BASE, epsilon=AT)
+    assert content["delta"] == delta
+    assert content["claimed"]["epsilon"] == best_epsilon(BASE, delta).epsilon
+    for point in content["curve"]:  # below the claimed epsilon each delta is larger than the declared one
+        asked = compute_statement({"delta": delta}, BASE, epsilon=point["epsilon"])["asked"]
+        assert asked == point
+        assert (point["delta"] > delta) == (point["epsilon"] < content["claimed"]["epsilon"])

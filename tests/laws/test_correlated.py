@@ -178,7 +178,7 @@ def test_the_noise_of_an_attempt_is_given_once_and_in_its_turn():
         first.take(5)
     with pytest.raises(RuntimeError, match="earlier attempt"):
         second.take(5)  # made for attempt 0, which is over
-    with pytest.raises(TypeError, match="NoiseHistory"):
+    with pytest.raises(TypeError, match="CorrelatedNormals"):
         CorrelatedNoise(noise_multiplier=1.0).add(
             BoundedAverage(units_P=torch.zeros(5, dtype=torch.int64), unit=1.0, sensitivity=1.0),
             reproducible_generator(1),
@@ -312,5 +312,5 @@ def test_a_history_of_another_mechanism_or_model_is_not_continued(strategy):
     rows = NoiseHistory(matrix, 5, CPU).rows
     NoiseHistory(matrix, 5, CPU, index=2, rows_RP=rows)
     for wrong in (rows[1:], torch.cat([rows, rows[:1]]), rows[:, 1:], rows[0], torch.zeros(0, 5)):
-        with pytest.raises(ValueError, match="a history of"):
+        with pytest.raises(ValueError, match="the saved history has shape"):
             NoiseHistory(matrix, 5, CPU, index=2, rows_RP=wrong)

@@ -1,5 +1,6 @@
 """Who may draw: the generator is AES as published, keyed by the operating system, and never draws the same twice."""
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,7 +14,9 @@ from unheard.randomness import (
     ReproducibleStreams,
     SecureStreams,
     _generator,
+    _reproducible_key,
     generator_from_key,
+    is_new,
     reproducible_generator,
     secure_generator,
     split_stream,
@@ -58,6 +61,38 @@ def test_a_part_of_a_stream_gives_its_numbers_once():
             part.standard_normal(np.empty(5))
         with pytest.raises(RuntimeError, match="already"):
             part.generator()
+
+
+def test_further_numbers_of_a_part_are_apart_from_its_own_and_from_each_other():
+    """Further numbers of the index i begin (i + 1) 2^32 numbers after the part, which is (i + 1) 2^31 blocks."""
+    key = bytes(range(100, 116))
+    cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    for number, part in enumerate(split_stream(_generator(key), 3)):
+        part.generator()  # what was drawn before does not move them
+        for index in (0, 1, 7, 2**31 - 1):
+            first = (number << 63) + ((index + 1) << 31)
+            expected = b"".join(cipher.update((first + i).to_bytes(16, "little")) for i in range(3))
+            assert part.further(index).bit_generator.random_raw(6).tobytes() == expected
+
+
+def test_round_keys_are_given_once_and_for_the_first_part_of_a_new_stream():
+    first, second = split_stream(reproducible_generator(1), 2)
+    assert len(first.round_keys()) == 44
+    with pytest.raises(RuntimeError, match="already"):
+        first.round_keys()
+    with pytest.raises(RuntimeError, match="does not begin where"):
+        second.round_keys()
+
+
+def test_a_stream_is_new_until_something_is_drawn():
+    rng = reproducible_generator(1)
+    assert is_new(rng)
+    rng.integers(5)
+    assert not is_new(rng)
+    moved = reproducible_generator(1)
+    split_stream(moved, 1)
+    assert not is_new(moved)
+    assert not is_new(np.random.default_rng(0))
 
 
 def test_normals_of_a_part_are_those_of_its_generator_also_when_threads_draw_at_the_same_time():
@@ -123,3 +158,40 @@ def test_labels_do_not_run_together():
 
 def test_a_seed_is_not_shown_when_streams_are_printed():
     assert "12345" not in repr(ReproducibleStreams(seed=12345))
+
+
+def test_the_key_of_a_seeded_stream_is_the_first_half_of_a_hash_of_seed_and_labels():
+    for seed, labels in ((0, ()), (2**40 + 1, ("a",)), (-7, ("a", "noise", 12, "b"))):
+        text = "\x1f".join(map(str, (seed, *labels)))
+        assert _reproducible_key(seed, *labels) == hashlib.sha256(text.encode()).digest()[:16]
+
+
+EVERY_PURPOSE = ["sampling", "batches", "noise", "count", "noise_key", "groups_key"]
+
+
+@pytest.mark.parametrize("purpose", EVERY_PURPOSE)
+def test_no_two_of_a_thousand_attempts_of_a_seeded_run_share_a_key(monkeypatch, purpose):
+    monkeypatch.setattr(randomness, "_generator", lambda key: key)
+    keys = [getattr(ReproducibleStreams(seed=1, scope="a"), purpose)(attempt) for attempt in range(1000)]
+    assert len(set(keys)) == 1000
+    assert {len(key) for key in keys} == {16}
+
+
+@pytest.mark.parametrize("purpose", EVERY_PURPOSE)
+def test_runs_with_shared_cohorts_share_the_keys_of_cohorts_and_batches_alone(monkeypatch, purpose):
+    monkeypatch.setattr(randomness, "_generator", lambda key: key)
+    one, other = (ReproducibleStreams(seed=1, scope=scope, shared_cohorts=True) for scope in ("a", "b"))
+    is_shared = getattr(one, purpose)(3) == getattr(other, purpose)(3)
+    assert is_shared == (purpose in ("sampling", "batches"))
+
+
+def test_a_stream_is_not_new_after_any_number_of_draws_or_parts():
+    """Also where a draw ends with a block of the cipher, or parts move the lower half of the counter back to zero."""
+    for drawn in range(1, 40):
+        rng = reproducible_generator(1)
+        rng.bit_generator.random_raw(drawn)
+        assert not is_new(rng), drawn
+    for parts in (1, 2, 3, 4, 6, 8):
+        rng = reproducible_generator(1)
+        split_stream(rng, parts)
+        assert not is_new(rng), parts

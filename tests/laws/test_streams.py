@@ -97,7 +97,7 @@ class Labelled:
             raise AttributeError(purpose)
 
         def make(attempt):
-            rng = np.random.default_rng(len(self.made))
+            rng = randomness.reproducible_generator(len(self.made))
             self.made.append((purpose, attempt, rng))
             return rng
 

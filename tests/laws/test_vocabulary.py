@@ -15,12 +15,12 @@ from unheard.corpus.grouping import DuckDBBackend, SplitRule
 from unheard.corpus.pipeline import VOCABULARY_KINDS, Preparation, build_store
 from unheard.corpus.private_vocabulary import UNIT, CorpusVocabulary, PrivateVocabulary, WordRelease
 from unheard.corpus.sources import find_sources
-from unheard.corpus.store import write_store
+from unheard.corpus.store import StoreWriter, TokenStore, write_store
 from unheard.corpus.transform import shrink_vocabulary
 from unheard.corpus.vocabulary import PublicVocabulary, ReleaseLog, Vocabulary
 from unheard.errors import CorpusCorrupt
 from unheard.privacy.events import FailureProbability, Gaussian, to_record
-from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.population_statement import all_runs
 
 CHOICE = PrivateVocabulary(epsilon=3.3, delta=1.2345e-3, size=9, words_per_user=3)
@@ -229,3 +229,28 @@ def test_a_store_that_is_made_from_another_states_what_the_words_of_the_other_ha
         population = PopulationLedger.read(store / "ledger.jsonl")
         assert population.events == PAID
         assert all_runs(population, delta=1e-3)["charges"] == len(PAID)
+
+
+def test_what_was_paid_is_on_disk_before_a_store_is_at_its_path(tmp_path, monkeypatch):
+    """A process that is killed when the store has just moved leaves a store that knows every charge."""
+    first = store_with_paid_words(tmp_path / "first")
+    sources = find_sources([str(write_jsonl(tmp_path / "x.jsonl", rows()))])
+    choices = Preparation(fields=FIELDS, splits=RULE, vocabulary=word_list(tmp_path), shards=1)
+    (tmp_path / "out.partial").mkdir()
+    drawn = [to_record(event) for event in PAID]
+    (tmp_path / "out.partial" / "releases.jsonl").write_text(json.dumps({"request": "r", "events": drawn}) + "\n")
+    publish, before = StoreWriter.publish, []
+
+    def killed(writer):
+        before.append((writer.partial / "releases.jsonl").exists())
+        publish(writer)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StoreWriter, "publish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        build_store(sources, tmp_path / "out", choices, backend=ONE_PROCESS, continues=first.path)
+    assert before == [True]
+    store = TokenStore.open(tmp_path / "out")
+    assert store.vocabulary_events == drawn
+    population = open_population_ledger(store.path, store.name, store.vocabulary_events)
+    assert len(population.events) == 2 * len(PAID)

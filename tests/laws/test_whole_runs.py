@@ -18,10 +18,14 @@ from unheard.audit.one_run import OneRunResult, audit_one_run
 from unheard.audit.verification import verify
 from unheard.cli.main import app
 from unheard.corpus.store import write_store
+from unheard.deployment.card import model_card
+from unheard.deployment.export import export
+from unheard.deployment.hub import write_hub_folder
+from unheard.deployment.model import open_model
 from unheard.errors import BudgetExceeded
-from unheard.mechanism import noise as noise_module
 from unheard.mechanism.aggregation import Contribution
 from unheard.mechanism.clipping import AdaptiveClip
+from unheard.mechanism.noise import ExactNormalsAhead, GaussianNoise
 from unheard.privacy.accountants import best_epsilon, collapse, delta_at, replace_one_epsilon
 from unheard.privacy.budget import RunningEpsilon, odometer
 from unheard.privacy.events import FailureProbability, Gaussian, PoissonGaussian, Selection, to_record
@@ -31,6 +35,8 @@ from unheard.privacy.population_statement import all_runs
 from unheard.privacy.statement_formats import composed_events, render, report_data
 from unheard.randomness import SecureStreams
 from unheard.report.comparison import Comparison
+from unheard.report.run_record import RunRecord
+from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import load_model, parameters_digest
 from unheard.training.loop import train_together
 from unheard.training.run import read_saved_run
@@ -144,11 +150,7 @@ def chain(store, tmp_path_factory):
     candidate = replace(first, plan=constant, training=replace(first.training, rounds=2))
     seen = Chain(folder, own.path, candidate, {}, [], [], [])
     with pytest.MonkeyPatch.context() as patch:
-        add, of_users, next_norm = noise_module.rounded_onto_grid, Contribution.of_users, AdaptiveClip.next_norm
-
-        def seen_add(average, normal_P, std):
-            seen.noises.append((average.sensitivity, std))
-            return add(average, normal_P, std)
+        of_users, next_norm = Contribution.of_users, AdaptiveClip.next_norm
 
         def seen_users(self, *args):
             seen.bounds.append(self.l2_bound)
@@ -159,13 +161,28 @@ def chain(store, tmp_path_factory):
             assert expected == pytest.approx(WEIGHT, rel=1e-12)
             return next_norm(self, norm, balance, expected, std, rng)
 
-        patch.setattr(noise_module, "rounded_onto_grid", seen_add)
+        see_noise(patch, seen.noises)
         patch.setattr(Contribution, "of_users", seen_users)
         patch.setattr(AdaptiveClip, "next_norm", seen_count)
         seen.reports["first"] = list(unheard.train(first, folder / "first"))
         seen.reports["second"] = list(unheard.train(second, folder / "second"))
     select([candidate], folder / "selected", ThreeTrials(mean=MEAN_TRIALS))
     return seen
+
+
+def see_noise(patch, noises):
+    """Record the sensitivity of each average that gets noise, and the deviation of the integers that are added to it."""
+    add, take, scales = GaussianNoise.add, ExactNormalsAhead.take, []
+
+    def seen_add(self, average, rng):
+        noisy = add(self, average, rng)
+        noises.append((average.sensitivity, scales.pop() * average.unit))
+        return noisy
+
+    patch.setattr(GaussianNoise, "add", seen_add)
+    patch.setattr(
+        ExactNormalsAhead, "take", lambda self, count, scale: scales.append(scale) or take(self, count, scale)
+    )
 
 
 def close(events):
@@ -189,16 +206,12 @@ def test_the_noise_of_each_round_is_that_of_its_phase_and_the_event_says_so(chai
 
 
 def test_an_audit_has_the_event_and_the_noise_of_the_phase_of_each_round(chain, monkeypatch):
-    add, seen = noise_module.rounded_onto_grid, []
-    monkeypatch.setattr(
-        noise_module,
-        "rounded_onto_grid",
-        lambda average, normal_P, std: seen.append(std) or add(average, normal_P, std),
-    )
+    seen = []
+    see_noise(monkeypatch, seen)
     run, _ = read_saved_run(chain.folder / "first" / "run.toml")
     *_, result = audit_one_run(run, SecureStreams(), canaries=4)
     assert isinstance(result, OneRunResult)
-    assert seen == pytest.approx(SIGMAS, rel=1e-12)
+    assert [std for _, std in seen] == pytest.approx(SIGMAS, rel=1e-12)
     assert written(result.events) == close(FIRST)
     assert result.claimed == pytest.approx(best_epsilon(FIRST, result.delta).epsilon, rel=1e-9)
 
@@ -292,6 +305,38 @@ def test_a_comparison_shows_the_epsilon_of_all_events_of_each_run(chain):
         assert row["epsilon_by_round"][-1]["epsilon"] == pytest.approx(running, rel=1e-9)
 
 
+@pytest.mark.parametrize("name", EVENTS)
+def test_a_card_and_a_page_state_the_claim_of_a_run_and_that_of_all_runs(chain, name, monkeypatch):
+    """Also of the second run, which has more charges than its users: it began from the first and has that one's too."""
+    total = all_runs(PopulationLedger.read(chain.store / "ledger.jsonl"))
+    own = json.loads((chain.folder / name / "statement.json").read_text())
+    card = model_card(chain.folder / name)
+    assert f"Over all runs on the same users: {total['claim']}" in card
+    assert card.count(own["claim"]) >= 2
+    monkeypatch.setattr("unheard.report.run_record.all_runs", lambda population: total)  # not computed again
+    record = RunRecord.read(chain.folder / name)
+    assert sorted(record.other_runs) == sorted(EVENTS.keys() - {name})
+    assert record.all_runs == total
+
+
+def test_no_output_takes_the_saved_statement_at_its_word(chain, tmp_path, monkeypatch):
+    """Everything that goes with a model is computed from the ledger, which the checkpoints remember."""
+    folder = RunFolder(shutil.copytree(chain.folder / "first", tmp_path / "first"))
+    own = json.loads(folder.statement.read_text())
+    forged = own | {"claim": "(0.0123, 1e-09)-differential privacy", "claimed": own["claimed"] | {"epsilon": 0.0123}}
+    folder.statement.write_text(json.dumps(forged))
+    monkeypatch.setattr("unheard.deployment.export.TEXTS", 1)  # compared with the model, of some hundreds
+    write_hub_folder(folder.path, tmp_path / "hub")
+    stated = [json.loads((tmp_path / "hub" / "statement.json").read_text()), open_model(folder.path).statement]
+    stated += [export(folder.path, tmp_path / "exported").statement, open_model(tmp_path / "exported").statement]
+    stated += [RunRecord.read(folder.path).statement]
+    for content in stated:
+        assert (content["claim"], content["claimed"]) == (own["claim"], own["claimed"])
+    for card in (model_card(folder.path), (tmp_path / "hub" / "README.md").read_text()):
+        assert own["claim"] in card
+        assert forged["claim"] not in card
+
+
 def test_the_total_of_all_runs_is_that_of_every_event_once(chain):
     population = PopulationLedger.read(chain.store / "ledger.jsonl")
     assert written(sorted(population.events, key=repr)) == close(sorted(ALL, key=repr))
@@ -359,6 +404,6 @@ def test_a_population_is_charged_for_the_run_that_another_begins_from_whoever_st
     assert len(own) == len(before) + 1
     population = PopulationLedger.read(tmp_path / "second.jsonl")
     assert population.events == own
-    assert [len(member.events) for member in population.members.values()] == [len(before), 1]
+    assert [len(charged_run.events) for charged_run in population.runs.values()] == [len(before), 1]
     digest = parameters_digest(load_model(tmp_path / "second" / "model.safetensors", second.model))
     assert digest in population.released  # so that no copy of the model passes for a public one

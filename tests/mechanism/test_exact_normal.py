@@ -1,7 +1,10 @@
 """exact_normal.py: integers with exactly the distribution of a rounded Gaussian."""
 
 import math
+import time
+from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import mpmath
 import numpy as np
@@ -12,9 +15,11 @@ from scipy.special import ndtri
 
 import unheard
 from unheard.mechanism import exact_normal
+from unheard.mechanism import noise as noise_module
 from unheard.mechanism.aggregation import BoundedAverage
-from unheard.mechanism.exact_normal import rounded_normals
-from unheard.randomness import reproducible_generator
+from unheard.mechanism.exact_normal import round_exactly, rounded_normals
+from unheard.mechanism.noise import NormalsAhead, in_units
+from unheard.randomness import reproducible_generator, secure_generator, split_stream
 
 CPU = torch.device("cpu")
 
@@ -52,7 +57,7 @@ def test_float64_inverts_the_tail_far_better_than_is_assumed():
     changes = [
         c * (1 + s * 2.0**-k) for c in (math.exp(-2), math.exp(-32), 0.5) for k in range(2, 53, 5) for s in (1, -1)
     ]
-    drawn = [*rng.uniform(0, 0.5, 300), *2.0 ** -rng.uniform(1, 64, 300)]
+    drawn = [*rng.uniform(0, 0.5, 300), *2.0 ** -rng.uniform(1, 64, 300), *2.0 ** -rng.uniform(64, 300, 50)]
     for p in [c for c in (*changes, *drawn) if c <= 0.5]:
         x = -float(ndtri(p))
         with mpmath.workprec(200):
@@ -64,13 +69,19 @@ def test_float64_inverts_the_tail_far_better_than_is_assumed():
 
 
 class Bits:
-    """A generator that returns given words, then zeros."""
+    """Further words as given, then zeros; for every index the same."""
 
     def __init__(self, *words: int) -> None:
         self.words = list(words)
 
     def integers(self, low: int, high: int, dtype: type) -> np.uint64:
         return np.uint64(self.words.pop(0) if self.words else 0)
+
+    def further(self, index: int) -> "Bits":
+        return Bits(*self.words)
+
+    def __call__(self) -> "Bits":
+        return self
 
 
 def tail(x: float) -> int:
@@ -81,16 +92,15 @@ def tail(x: float) -> int:
 
 def test_a_number_half_way_between_two_integers_is_decided_by_more_digits():
     boundary = tail(0.5)  # scale 1: P with exactly these digits rounds to 0 or to 1
-    assert exact_normal._round_exactly(Bits(), boundary - 1, 1.0) == 1  # pyright: ignore[reportArgumentType]
-    assert exact_normal._round_exactly(Bits(), boundary + 1, 1.0) == 0  # pyright: ignore[reportArgumentType]
-    results = [exact_normal._round_exactly(Bits(word), boundary, 1.0) for word in (0, 2**64 - 1)]  # pyright: ignore[reportArgumentType]
-    assert results == [1, 0]
+    assert round_exactly(boundary - 1, 1.0, Bits()) == 1
+    assert round_exactly(boundary + 1, 1.0, Bits()) == 0
+    assert [round_exactly(boundary, 1.0, Bits(word)) for word in (0, 2**64 - 1)] == [1, 0]
 
 
 @pytest.mark.parametrize("scale", [0.7, 3.0, 2.0**22, 2.0**41])
 def test_the_exact_path_agrees_with_float64_where_float64_decides(scale):
-    drawn = exact_normal.exact_normals(reproducible_generator(9, "agree"), 60)
-    exactly = [exact_normal._round_exactly(drawn.rng, int(word) >> 1, scale) for word in drawn.words]
+    drawn = exact_normal.exact_normals(split_stream(reproducible_generator(9, "agree"), 1)[0], 60)
+    exactly = [round_exactly(int(word) >> 1, scale, Bits(), error=1.0) for word in drawn.words]
     assert (np.abs(np.array(exactly) - drawn.value * scale) <= 0.5 + 2.0**-43 * scale).all()
     if scale < 2.0**30:
         assert exactly == np.abs(drawn.rounded(scale)).tolist()
@@ -98,10 +108,22 @@ def test_the_exact_path_agrees_with_float64_where_float64_decides(scale):
 
 def test_far_tails_are_drawn_with_more_digits():
     """P = 0 in all 64 digits: x is above Q^-1(2^-64) = 9.08, and the next digits say where."""
-    assert exact_normal._round_exactly(Bits(2**63), 0, 1.0) == 9  # pyright: ignore[reportArgumentType]
-    assert exact_normal._round_exactly(Bits(0, 2**63), 0, 1.0) == 13  # pyright: ignore[reportArgumentType]
-    far = exact_normal.ExactNormals(np.array([0, 1], np.uint64), np.zeros(2), Bits(2**63, 2**63))  # pyright: ignore[reportArgumentType]
+    for error in (exact_normal.ERROR, 1.0):  # decided by float64, and by mpmath
+        assert round_exactly(0, 1.0, Bits(2**63), error=error) == 9
+        assert round_exactly(0, 1.0, Bits(0, 2**63), error=error) == 13
+    far = exact_normal.ExactNormals(np.array([0, 1], np.uint64), np.zeros(2), Bits(2**63))
     assert far.rounded(1.0).tolist() == [9, -9]  # the value of step 1 is not used: too few digits
+
+
+def test_in_the_far_tail_float64_decides_nothing_within_its_error(monkeypatch):
+    """x of a P below 2^-20 is half-way between two integers up to float64's error: only the digits decide."""
+    with mpmath.workprec(300):
+        boundary = int(mpmath.floor(mpmath.erfc(mpmath.mpf(8.5) / mpmath.sqrt(2)) / 2 * 2**128))
+    first, further = divmod(boundary, 2**64)
+    for offset, expected in ((-1, 9), (1, 8)):
+        for wrong in (-(2.0**-47), 2.0**-47):
+            monkeypatch.setattr(exact_normal, "ndtri", lambda p, wrong=wrong: -(8.5 + wrong))
+            assert round_exactly(first, 1.0, Bits(further + offset)) == expected
 
 
 def test_float64_decides_nothing_within_its_error():
@@ -109,7 +131,7 @@ def test_float64_decides_nothing_within_its_error():
     for offset, expected in ((-1, 1), (1, 0)):
         words = np.array([2 * (tail(0.5) + offset)], np.uint64)
         for value in (0.5 - 2.0**-47, 0.5 + 2.0**-47):
-            drawn = exact_normal.ExactNormals(words, np.array([value]), Bits())  # pyright: ignore[reportArgumentType]
+            drawn = exact_normal.ExactNormals(words, np.array([value]), Bits())
             assert drawn.rounded(1.0).tolist() == [expected]
 
 
@@ -124,7 +146,7 @@ def average_of(units_P: torch.Tensor, unit: float = 0.5, sensitivity: float = 10
 
 
 def test_exact_noise_has_the_deviation_that_the_event_is_charged_for():
-    noise = unheard.ExactGaussianNoise(noise_multiplier=1.5)
+    noise = unheard.GaussianNoise(noise_multiplier=1.5)
     average = average_of(torch.zeros(200_000, dtype=torch.int64), unit=2.0**-10, sensitivity=0.25)
     noisy = noise.add(average, reproducible_generator(4, "std"))
     assert noisy.noise_std == 1.5 * 0.25
@@ -133,7 +155,7 @@ def test_exact_noise_has_the_deviation_that_the_event_is_charged_for():
 
 
 def test_exact_noise_is_added_to_the_average():
-    noise = unheard.ExactGaussianNoise(noise_multiplier=1.0)
+    noise = unheard.GaussianNoise(noise_multiplier=1.0)
     units_P = torch.arange(-3, 4)
     without, with_units = (
         noise.add(average_of(units), reproducible_generator(2)).average_P
@@ -150,33 +172,74 @@ def test_exact_noise_is_never_narrower_than_the_event_says(monkeypatch):
     )
     rng = np.random.default_rng(0)
     for z, sensitivity, unit in rng.uniform((0.1, 0.01, 1e-9), (3, 1, 1e-6), size=(200, 3)):
-        noise = unheard.ExactGaussianNoise(noise_multiplier=float(z))
-        noise.add(average_of(torch.zeros(1, dtype=torch.int64), float(unit), float(sensitivity)), rng)
+        noise = unheard.GaussianNoise(noise_multiplier=float(z))
+        noise.add(average_of(torch.zeros(1, dtype=torch.int64), float(unit), float(sensitivity)), secure_generator())
         assert Fraction(scales[-1]) >= Fraction(float(z)) * Fraction(float(sensitivity)) / Fraction(float(unit))
 
 
 def test_exact_noise_is_drawn_ahead_and_given_once():
-    noise = unheard.ExactGaussianNoise(noise_multiplier=1.0)
+    noise = unheard.GaussianNoise(noise_multiplier=1.0)
     average = average_of(torch.zeros(50, dtype=torch.int64))
     ahead = noise.ahead(reproducible_generator(6), 50, CPU)
     drawn = noise.add(average, ahead).average_P
     assert torch.equal(drawn, noise.add(average, reproducible_generator(6)).average_P)
-    with pytest.raises(RuntimeError, match="given already"):
+    with pytest.raises(RuntimeError, match="taken already"):
         noise.add(average, ahead)
     with pytest.raises(RuntimeError, match="another number"):
         noise.add(average, noise.ahead(reproducible_generator(6), 49, CPU))
 
 
+def test_exact_noise_is_not_given_before_it_is_drawn(monkeypatch):
+    class Slow:
+        def __init__(self, part, count):
+            self.count = count
+
+        def rounded(self, scale):
+            time.sleep(0.2)
+            return np.full(self.count, 7)
+
+    monkeypatch.setattr(noise_module, "exact_normals", Slow)
+    for scale in (None, 3.0):
+        drawn = noise_module.ExactNormalsAhead(reproducible_generator(6), 10, CPU, scale).take(10, 3.0)
+        assert drawn.tolist() == [7] * 10
+
+
+def test_a_stream_waits_for_the_noise_of_another(monkeypatch):
+    """On a GPU the noise is drawn on a stream of its own."""
+    waited, drawn = [], torch.zeros(3)
+    stream = SimpleNamespace(wait_event=waited.append)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, by: waited.append(by))
+    assert noise_module._on_this_stream(drawn, "event") is drawn  # pyright: ignore[reportArgumentType]
+    assert waited == ["event", stream]
+
+
 def test_float64_normals_are_never_taken_for_exact_noise():
     average = average_of(torch.zeros(5, dtype=torch.int64))
-    floats = unheard.GaussianNoise(noise_multiplier=1.0).ahead(reproducible_generator(6), 5, CPU)
+    floats = NormalsAhead(reproducible_generator(6), 5, CPU)
     with pytest.raises(TypeError, match="NormalsAhead"):
-        unheard.ExactGaussianNoise(noise_multiplier=1.0).add(average, floats)
+        unheard.GaussianNoise(noise_multiplier=1.0).add(average, floats)
 
 
-def test_a_run_with_exact_noise_trains_and_costs_what_gaussian_noise_costs(run, tmp_path):
-    from dataclasses import replace
+def test_noise_that_was_drawn_with_another_scale_is_not_given():
+    noise, average = unheard.GaussianNoise(noise_multiplier=1.0), average_of(torch.zeros(5, dtype=torch.int64))
+    scale = in_units(10.0, 0.5)
+    drawn = noise.add(average, noise.ahead(reproducible_generator(6), 5, CPU, scale)).average_P
+    assert torch.equal(drawn, noise.add(average, reproducible_generator(6)).average_P)
+    narrower = noise.ahead(reproducible_generator(6), 5, CPU, math.nextafter(scale, 0))
+    with pytest.raises(RuntimeError, match="drawn with the scale"):
+        noise.add(average, narrower)
 
+
+@pytest.mark.parametrize("estimator", [unheard.FixedDenominator(), unheard.ClippedDenominator(min_total_weight=7.0)])
+def test_a_plan_knows_the_scale_of_its_noise_before_the_sum(plan, model, estimator):
+    for clip in (unheard.FlatClip(norm=0.7), unheard.PerLayerClip(norm=0.3)):
+        now = replace(plan, estimator=estimator, clip=clip).at(0, model.layout)
+        average = now.average(now.contribution.sum([], model.layout.total))
+        assert now.noise_units == in_units(now.noise.std(average.sensitivity), average.unit)
+
+
+def test_an_old_name_of_the_noise_stays_valid(run, tmp_path):
     exact = unheard.ExactGaussianNoise(noise_multiplier=0.5)
     reports = list(unheard.train(replace(run, plan=replace(run.plan, noise=exact)), tmp_path / "exact"))
     usual = list(unheard.train(run, tmp_path / "usual"))

@@ -73,3 +73,77 @@ def test_gated_layers_and_their_gradient_are_those_of_the_readable_version():
     ):
         assert torch.allclose(product.cpu(), expected, atol=1e-6)
         assert torch.allclose(gradient.cpu(), expected_gradient, atol=1e-5)
+
+
+@pytest.mark.parametrize("block", [16, 32])
+@pytest.mark.parametrize("rank", [3, 8, 20])
+def test_low_rank_products_of_each_user_are_those_of_the_readable_version(block, rank):
+    """Users with several blocks, with one, and with none; a user whose numbers are not finite; padding at the end."""
+    from unheard.models import packed_kernels as kernels
+    from unheard.models import packed_layers as plain
+
+    generator = torch.Generator().manual_seed(4)
+    user_K = torch.tensor([2, 2, 0, 3, 3, 3, 0])  # user 1 has no tokens, and the last block is padding
+    span_2C = torch.tensor([[2, 0, 0, 3], [3, 0, 2, 6]], dtype=torch.int32) * block
+    span_2C[1, 3] -= 5  # the user's last block is not full
+    N, wide = 7 * block, 70
+    x_NI, small_NR = torch.randn(N, wide + 3, generator=generator), torch.randn(N, rank + 2, generator=generator)
+    a_CRI, b_COR = torch.randn(4, rank, wide, generator=generator), torch.randn(4, wide, rank, generator=generator)
+    x_NI[user_K.repeat_interleave(block) == 0] = float("nan")
+    # Parts of wider tensors, as the outputs of merged layers are, and matrices on their side.
+    x_NI, small_NR = x_NI[:, 3:], small_NR[:, 2:]
+    for weight_CRI in (a_CRI, b_COR.transpose(1, 2)):
+        results = []
+        for of, device in ((plain, torch.device("cpu")), (kernels, KERNEL_DEVICE)):
+            x, small, weight, users, spans = (t.to(device) for t in (x_NI, small_NR, weight_CRI, user_K, span_2C))
+            down_NR = torch.full((N, rank + 1), 7.0, device=device)[:, 1:]
+            of.user_product(x, weight, users, 0.5, down_NR)
+            up_NI = x.clone()
+            of.add_user_product(up_NI, small, weight, users, 2.0)
+            gradient_CRI = torch.full_like(weight, 7.0)
+            of.user_gradient(small, x, spans, 0.25, gradient_CRI)
+            results.append([t.cpu() for t in (down_NR, up_NI, gradient_CRI)])
+        tolerance = 1e-4 if KERNEL_DEVICE.type == "cpu" else 2e-2
+        for one, other in zip(*results, strict=True):
+            assert torch.allclose(one, other, atol=tolerance, equal_nan=True)
+        down_NR, up_NI, gradient_CRI = results[1]
+        assert torch.isfinite(gradient_CRI[[1, 2, 3]]).all()  # what is not finite stays with the user who has it
+        assert not gradient_CRI[1].any()
+
+
+def test_a_low_rank_product_and_its_gradients_are_those_of_autograd():
+    from unheard.models.packed_layers import PackedLora, _with_low_rank
+
+    generator = torch.Generator().manual_seed(5)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    user_K, span_2C = torch.tensor([1, 0, 0]), torch.tensor([[4, 0], [12, 4]], dtype=torch.int32)
+    x_1NI, weight_OI, bias_O = drawn(1, 12, 5).requires_grad_(), drawn(9, 5), drawn(9)
+    layers = [PackedLora(torch.nn.Identity(), scale, frozen) for scale, frozen in ((0.5, None), (2.0, drawn(3, 5)))]
+    leaves = [drawn(2, 2, 5), drawn(2, 4, 2), drawn(2, 3, 3)]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    layers[0].a_CRI, layers[0].b_COR, layers[1].b_COR = leaves
+    for layer in layers:
+        layer.user_K, layer.span_2C = user_K, span_2C
+    parts = _with_low_rank(x_1NI, weight_OI, bias_O, [4, 2, 3], layers, [0, 2])
+    user_N = user_K.repeat_interleave(4)
+    frozen = layers[1].frozen_a
+    assert frozen is not None
+    whole_NO = x_1NI[0] @ weight_OI.T + bias_O
+    small_N2 = torch.einsum("ni,nri->nr", x_1NI[0], leaves[0][user_N])
+    first_N4 = whole_NO[:, :4] + 0.5 * torch.einsum("nr,nor->no", small_N2, leaves[1][user_N])
+    last_N3 = whole_NO[:, 6:] + 2.0 * torch.einsum("nr,nor->no", x_1NI[0] @ frozen.T, leaves[2][user_N])
+    expected = [first_N4, whole_NO[:, 4:6], last_N3]
+    weights = [drawn(12, n) for n in (4, 2, 3)]
+    sums = [
+        sum((part.reshape(12, -1) * w).sum() for part, w in zip(each, weights, strict=True))
+        for each in (parts, expected)
+    ]
+    for one, other in zip(parts, expected, strict=True):
+        assert torch.allclose(one[0], other)
+    ours, theirs = (torch.autograd.grad(total, [x_1NI, *leaves]) for total in sums)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other)

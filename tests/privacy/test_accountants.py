@@ -13,6 +13,7 @@ from scipy.special import log_ndtr, ndtr
 from scipy.stats import norm
 
 from unheard.errors import BudgetExceeded, InvalidValue
+from unheard.privacy import accountants
 from unheard.privacy.accountants import (
     ACCOUNTANTS,
     RDP_ORDERS,
@@ -26,10 +27,18 @@ from unheard.privacy.accountants import (
     rdp_cost,
     rdp_epsilon,
     replace_one_epsilon,
+    running_accountant,
     versions,
 )
 from unheard.privacy.budget import Budget
-from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian, Selection
+from unheard.privacy.events import (
+    ExampleGaussian,
+    FailureProbability,
+    Gaussian,
+    NonPrivate,
+    PoissonGaussian,
+    Selection,
+)
 from unheard.privacy.planner import CostEstimate
 from unheard.privacy.statement import compute_statement, render
 
@@ -358,3 +367,63 @@ def test_epsilon_by_rdp_of_extreme_divergences_is_that_of_all_orders(cost):
         assert rdp_epsilon(costs, delta) == compute_epsilon(RDP_ORDERS, costs, delta)[0]
         costs[::2] = math.inf
         assert rdp_epsilon(costs, delta) == compute_epsilon(RDP_ORDERS, costs, delta)[0]
+
+
+def test_each_of_a_hundred_kinds_of_events_counts():
+    """A schedule may give every round a z of its own."""
+    kinds = [PoissonGaussian(sampling_prob=1.0, noise_multiplier=90 + number / 7) for number in range(100)]
+    failures = [FailureProbability(delta=1e-9 * (number + 1)) for number in range(100)]
+    counts, failure = collapse([*kinds, *failures, *failures, *kinds, kinds[0]])
+    assert dict(counts) == {**dict.fromkeys(kinds, 2), kinds[0]: 3}
+    assert failure == pytest.approx(2 * sum(one.delta for one in failures), rel=1e-12)
+    mu = math.sqrt(sum(one.noise_multiplier**-2 for one in kinds))
+    for accountant in ACCOUNTANTS:
+        assert epsilon(kinds, 1e-6, accountant) >= exact_epsilon(mu, 1e-6)
+
+
+def test_a_divergence_that_cannot_be_computed_is_infinite(monkeypatch):
+    class Uncertain:
+        rdp = np.full(len(RDP_ORDERS), math.nan)
+
+        def compose(self, event):
+            return self
+
+    monkeypatch.setattr(accountants, "RdpAccountant", Uncertain)
+    assert (rdp_cost.__wrapped__(PAPER_ROUND) == math.inf).all()  # without the cache of other tests
+
+
+def test_pld_has_no_bound_above_its_largest_number_of_rounds():
+    release = Gaussian(noise_multiplier=1e5)
+    for times, has_bound in ((10**7, True), (10**7 + 1, False)):
+        assert math.isfinite(epsilon([(release, times)], 1e-6, "pld")) is has_bound
+        assert (delta_at([(release, times)], 1.0, "pld") < 1) is has_bound
+        assert ("group of two" not in replace_one_epsilon([(release, times)], 1e-6).accountant) is has_bound
+
+
+@pytest.mark.parametrize("failure", [0.0, 3e-7])
+def test_the_pair_that_is_claimed_for_a_group_of_two_holds_exactly(failure):
+    chosen = Selection(sampling_prob=0.01, noise_multiplier=2.0, rounds=9, mean_trials=3.0, drawn_from="poisson")
+    bound = replace_one_epsilon([chosen, FailureProbability(delta=failure)], 1e-6)
+    half = bound.epsilon / 2
+    assert bound.accountant == "rdp for a group of two"
+    assert (1 + math.exp(half)) * delta_at([chosen], half, "rdp") <= (1e-6 - 2 * failure) * (1 + 1e-12)
+    assert (1 + math.exp(0.999 * half)) * delta_at([chosen], 0.999 * half, "rdp") > 1e-6 - 2 * failure
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+@pytest.mark.parametrize("at", [0.001, 0.5, 2.0])
+def test_a_failure_probability_is_added_to_the_delta_of_the_other_events(accountant, at):
+    release = Gaussian(noise_multiplier=3.0)
+    alone = delta_at([release], at, accountant)
+    for failure in (1e-9, 3e-4, 0.01):
+        both = delta_at([release, FailureProbability(delta=failure)], at, accountant)
+        assert both == pytest.approx(min(1.0, alone + failure), rel=1e-12)
+        assert delta_at([FailureProbability(delta=failure)], at, accountant) == failure
+
+
+def test_rounds_that_draw_examples_are_bounded_by_pld_alone_which_has_no_bound_for_two_users():
+    drawn = ExampleGaussian(sampling_prob=1.0, examples_per_user=2, noise_multiplier=9.0)
+    for events in ([drawn], [Gaussian(noise_multiplier=9.0), drawn]):
+        assert running_accountant(events) == running_accountant(events[::-1]) == "pld"
+        assert accountants.replace_one_pld_epsilon(collapse(events)[0], 1e-3) is None
+    assert running_accountant([Gaussian(noise_multiplier=9.0)]) == "rdp"

@@ -63,7 +63,7 @@ def test_the_budget_lets_pass_what_fits_and_stops_the_round_that_does_not():
         running.charge(ROUND)
     with pytest.raises(BudgetExceeded) as refusal:
         budget.check(running, ROUND, 100)
-    for named in ("Round 100", f"{limit:g}", f"{running.epsilon:.4f}", f"{running.epsilon_after(ROUND):.4f}", "rdp"):
+    for named in ("Round 101", f"{limit:g}", f"{running.epsilon:.4f}", f"{running.epsilon_after(ROUND):.4f}", "rdp"):
         assert named in str(refusal.value)
     assert running.epsilon == pytest.approx(limit)
 

@@ -25,12 +25,15 @@ from unheard.privacy.budget import (
     ODOMETER_FIRST,
     ODOMETER_STEP,
     Budget,
+    claim_after,
     claim_of_run,
     declaration,
     odometer,
+    rounds_within,
 )
 from unheard.privacy.events import (
     CorrelatedGaussian,
+    DistributedGaussian,
     FailureProbability,
     Gaussian,
     NonPrivate,
@@ -129,6 +132,39 @@ def test_a_run_with_a_budget_claims_all_rounds_that_the_budget_allows():
     claim = claim_of_run(facts(10**6, budget, charges=1), [Entry(event=vocabulary, round=0, hash=""), *done(3)], DELTA)
     assert 3 < fewer < allowed
     assert claim.epsilon == best_epsilon([(ROUND, fewer), vocabulary], DELTA).epsilon
+
+
+@pytest.mark.parametrize("orders", [(), FILTER_ORDERS])
+@pytest.mark.parametrize("declared", [1, 7, 40, 10**5])
+def test_the_rounds_that_a_budget_allows_are_those_after_which_it_refuses(orders, declared):
+    budget, before = Budget(epsilon=2.0, delta=DELTA, orders=orders), [Gaussian(noise_multiplier=8.0)]
+    running, allowed = budget.running(before), 0
+    while allowed < declared and running.epsilon_after(ROUND if allowed < 5 else OTHER) <= budget.epsilon:
+        running.charge(ROUND if allowed < 5 else OTHER)
+        allowed += 1
+    plan = facts(declared, phases=((0, ROUND), (5, OTHER)))["declared"]
+    assert rounds_within(budget, before, plan) == allowed > 0
+    assert rounds_within(Budget(epsilon=0.1, delta=DELTA, orders=orders), before, plan) == 0
+
+
+@pytest.mark.parametrize("rounds", [10, 20, 21, 70])
+def test_the_claim_after_more_rounds_is_known_before_they_are_trained(rounds):
+    phases = ((0, ROUND), (8, OTHER))
+    every = [Entry(event=ROUND if i < 8 else OTHER, round=i, hash="") for i in range(rounds)]
+    for plan, entries in (
+        (facts(20), done(rounds)),
+        (facts(20, phases=phases), every),
+        (facts(20, charges=1), [Entry(event=Gaussian(noise_multiplier=5.0), round=0, hash=""), *done(rounds)]),
+        (facts(20, phases=((0, _attempt(0)),)), [Entry(event=_attempt(i), round=i, hash="") for i in range(rounds)]),
+    ):
+        for length in (1, 6, 10):
+            assert (
+                claim_after(plan, entries[:length], DELTA, rounds).epsilon == claim_of_run(plan, entries, DELTA).epsilon
+            )
+
+
+def _attempt(index):
+    return CorrelatedGaussian(sampling_prob=0.2, noise_multiplier=6.0, block=4, index=index)
 
 
 @pytest.mark.parametrize(("length", "level"), [(21, 1), (40, 1), (41, 2), (161, 4)])
@@ -283,7 +319,7 @@ def test_one_run_on_a_population_claims_what_the_run_claims(tmp_path, rounds, be
     words = [Gaussian(noise_multiplier=5.0)] * before
     population.settle("vocabulary", words)
     declared = facts(20, charges=before, phases=((0, EVERYBODY),))
-    population.register("r", {"name": "r", "delta": DELTA, "declared": declared["declared"]}, held=before)
+    population.register("r", {"name": "r", "delta": DELTA, "declared": declared["declared"]}, num_charged=before)
     for position, round in enumerate(rounds, start=before):
         population.charge("r", position, EVERYBODY, round)
     own = [Entry(event=event, round=0, hash="") for event in words]
@@ -393,7 +429,7 @@ def test_rounds_added_to_a_selected_run_cost_the_population_what_they_cost_the_r
     selection = Selection(sampling_prob=0.01, noise_multiplier=1.0, rounds=4, mean_trials=2.0, drawn_from="geometric")
     header = facts(4, charges=1)
     population = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
-    population.register("r", {"name": "r", "delta": DELTA, "declared": header["declared"]}, held=0)
+    population.register("r", {"name": "r", "delta": DELTA, "declared": header["declared"]}, num_charged=0)
     population.charge("r", 0, selection, 0)
     entries = [Entry(event=selection, round=0, hash="")]
     assert all_runs(population)["claimed"]["epsilon"] == claim_of_run(header, entries, DELTA).epsilon
@@ -441,3 +477,71 @@ def test_a_declaration_that_cannot_be_is_an_error_and_no_smaller_claim(change):
     assert "declared" in claim_of_run({**start, "declared": DECLARED}, charged, 1e-6).accountant
     with pytest.raises(LedgerError, match="in a form that this version does not know"):
         claim_of_run({**start, "declared": {**DECLARED, **change}}, charged, 1e-6)
+
+
+@pytest.mark.parametrize("rounds", [(0, 1, 2, 3, 4, 2), (0, 1, 2, 3, 4, 0, 1), (0, 4, 3, 2, 1)])
+def test_a_run_has_come_as_far_as_its_furthest_round_whatever_was_done_again_last(rounds):
+    """Of three declared rounds; the run was made longer, and then begun again from an earlier checkpoint."""
+    entries = [Entry(event=EVERYBODY, round=number, hash="") for number in rounds]
+    claim = claim_of_run(facts(3, phases=((0, EVERYBODY),)), entries, DELTA)
+    assert claim.basis == "doubled rounds"
+    assert claim.epsilon == best_epsilon([(EVERYBODY, 6 + len(rounds) - len({*rounds}))], DELTA / 2).epsilon
+
+
+@pytest.mark.parametrize("declared", [2, 4, 9])
+def test_a_run_that_was_stopped_claims_what_it_declared_and_what_its_budget_allows_whichever_is_less(declared):
+    budget = Budget(epsilon=1.0001 * epsilon([(EVERYBODY, 6)], DELTA, "rdp"), delta=DELTA)
+    claim = claim_of_run(facts(declared, budget, phases=((0, EVERYBODY),)), done(1, EVERYBODY), DELTA)
+    assert claim.epsilon == best_epsilon([(EVERYBODY, min(declared, 6))], DELTA).epsilon
+
+
+@pytest.mark.parametrize("own", [1, 3])
+def test_a_run_that_began_from_a_run_without_rounds_claims_an_odometer_too(own):
+    """The settings of this run may follow from what the earlier one has released: its vocabulary."""
+    stated = compute_statement(*child_of(3, [Gaussian(noise_multiplier=5.0)], own))
+    counts = collapse([Gaussian(noise_multiplier=5.0), (OTHER, own)])
+    assert (stated["claimed"]["epsilon"], stated["basis"]["of"]) == (odometer(*counts, DELTA).epsilon, ADAPTIVE)
+
+
+def test_a_run_from_an_earlier_run_claims_an_odometer_against_the_server_too():
+    header, entries = child_of(20, [Gaussian(noise_multiplier=9.0)], 0)
+    shared = DistributedGaussian(sampling_prob=0.1, noise_multiplier=8.0, min_parties=3)
+    entries += [Entry(event=shared, round=number, hash="") for number in range(4)]
+    seen = [Gaussian(noise_multiplier=9.0), (Gaussian(noise_multiplier=8.0), 4)]
+    bound = compute_statement(header, entries)["against_server"]["epsilon"]
+    assert bound == odometer(*collapse(seen), DELTA).epsilon > best_epsilon(seen, DELTA).epsilon
+
+
+@pytest.mark.parametrize("orders", [(), FILTER_ORDERS])
+def test_what_a_failure_takes_from_the_delta_of_a_budget_is_missing_for_the_rounds(orders):
+    events = [ROUND, FailureProbability(delta=0.3 * DELTA), OTHER, FailureProbability(delta=0.2 * DELTA)]
+    running = Budget(epsilon=9.0, delta=DELTA, orders=orders).running(events)
+    half = Budget(epsilon=9.0, delta=0.5 * DELTA, orders=orders).running([ROUND, OTHER])
+    assert running.epsilon == pytest.approx(half.epsilon, rel=1e-9)
+    assert running.epsilon_after(ROUND) == pytest.approx(half.epsilon_after(ROUND), rel=1e-9)
+    assert running.epsilon_after(FailureProbability(delta=0.5 * DELTA)) == math.inf
+
+
+DECLARED_BUDGET = {"epsilon": 4.0, "delta": DELTA, "orders": FILTER_ORDERS}
+
+
+@pytest.mark.parametrize("change", [{}, {"epsilon": 4.1}, {"delta": 2 * DELTA}, {"orders": FILTER_ORDERS[1:]}])
+def test_a_budget_that_was_changed_in_any_number_after_a_round_is_not_claimed(tmp_path, change):
+    population = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
+    population.set_budget(Budget(**DECLARED_BUDGET))
+    population.charge("r", 0, ROUND, 0)
+    population.set_budget(Budget(**{**DECLARED_BUDGET, **change}))
+    for known in (population, PopulationLedger.read(population.path)):
+        assert known.is_filter is (not change)
+
+
+@pytest.mark.parametrize(("orders", "is_filter"), [((), False), (FILTER_ORDERS, True)])
+def test_only_a_budget_at_orders_that_were_declared_is_a_filter(tmp_path, orders, is_filter):
+    """Also after a vocabulary, whose failure probability was known when the budget was declared."""
+    population = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
+    population.settle("vocabulary", [Gaussian(noise_multiplier=9.0), FailureProbability(delta=DELTA / 10)])
+    population.set_budget(Budget(**{**DECLARED_BUDGET, "orders": orders}))
+    population.charge("r", 0, ROUND, 0)
+    assert population.is_filter is is_filter
+    claimed = all_runs(population)["claimed"]
+    assert (claimed["epsilon"] == 4.0) is is_filter

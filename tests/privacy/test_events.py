@@ -1,6 +1,7 @@
 """Events are plain, checked and read back as they were written; what is unknown is refused."""
 
 import math
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -145,3 +146,16 @@ def test_only_noise_of_the_nodes_and_releases_before_training_are_private_agains
 def test_every_event_but_those_of_a_vocabulary_is_a_round():
     for event in AGAINST_SERVER:
         assert has_rounds([event]) is not isinstance(event, Gaussian | FailureProbability), event
+
+
+NUMBERS = {"sampling_prob": 1 / 3, "noise_multiplier": 2 / 3, "delta": 1e-7 / 3, "mean_trials": 4 / 3}
+WHOLE = {"examples_per_user": 3, "min_parties": 4, "block": 5, "index": 5, "rounds": 6, "drawn_from": "poisson"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "non_private"])
+def test_an_event_has_its_numbers_to_the_last_bit_also_as_it_is_accounted_and_seen_by_a_server(kind):
+    names = {field.name for field in fields(KINDS[kind])}
+    event = KINDS[kind](**{name: value for name, value in {**NUMBERS, **WHOLE}.items() if name in names})
+    for one in (event, from_record(to_record(event)), accounted(event), against_server(event)):
+        for name in vars(one).keys() & NUMBERS.keys():
+            assert getattr(one, name) == NUMBERS[name], name

@@ -13,7 +13,14 @@ from scipy.stats import binom, norm
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
 from unheard.privacy.accountants import best_epsilon, delta_at, epsilon, epsilons, replace_one_epsilon
 from unheard.privacy.budget import Budget, RunningEpsilon
-from unheard.privacy.events import ExampleGaussian, PoissonGaussian, from_record, to_record
+from unheard.privacy.events import (
+    ExampleGaussian,
+    FailureProbability,
+    Gaussian,
+    PoissonGaussian,
+    from_record,
+    to_record,
+)
 from unheard.privacy.planner import CostEstimate, compare_sampling
 
 FINE_TUNING = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-17-h200-fine-tuning" / "results.jsonl"
@@ -206,3 +213,13 @@ def test_rounds_that_are_charged_at_once_count_as_often_as_one_after_the_other()
     for _ in range(7):
         each.charge(event)
     assert at_once.epsilon == each.epsilon == epsilon([(event, 7)], 1e-4, "pld")
+
+
+OTHERS = [PoissonGaussian(sampling_prob=0.2, noise_multiplier=2.0), Gaussian(noise_multiplier=4.0)]
+
+
+@pytest.mark.parametrize("other", [*OTHERS, FailureProbability(delta=4e-6)], ids=lambda event: type(event).__name__)
+def test_the_running_epsilon_of_examples_counts_what_else_was_charged(other):
+    running = RunningEpsilon(1e-5, events=[other, ROUND, ROUND])
+    assert running.epsilon == epsilon([other, (ROUND, 2)], 1e-5, "pld") > epsilon([(ROUND, 2)], 1e-5, "pld")
+    assert RunningEpsilon(1e-5, events=[ROUND, ROUND]).epsilon_after(other) == running.epsilon

@@ -9,7 +9,7 @@ import pytest
 from unheard.errors import LedgerError
 from unheard.privacy import ledger as chain
 from unheard.privacy.events import Gaussian, NonPrivate, PoissonGaussian, to_record
-from unheard.privacy.ledger import Ledger
+from unheard.privacy.ledger import Ledger, corpus_name, new_run_id
 
 ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
 
@@ -78,7 +78,7 @@ def test_only_the_owner_may_read_it(path):
 
 def test_an_existing_ledger_is_never_written_over(path):
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match="never written over"):
+    with pytest.raises(LedgerError, match="never overwritten"):
         Ledger.create(path, {})
     assert path.read_bytes() == before
 
@@ -379,3 +379,23 @@ def test_the_file_beside_a_ledger_adds_what_the_server_sees_and_replaces_nothing
         path = tmp_path / f"{len(stated)}.jsonl"
         facts = Ledger.create(path, {"delta": 1e-4, **stated}).facts
         assert facts == Ledger.read(path).facts == {"delta": 1e-4, "federated": {"secure_aggregation": not stated}}
+
+
+def test_seeded_runs_of_two_configurations_have_two_ids():
+    """A population takes the charges of one id for those of one run."""
+    for place in range(16):
+        own, other = ("".join("b" if i == changed else "a" for i in range(64)) for changed in (None, place))
+        assert new_run_id(own) == new_run_id(own) != new_run_id(other)
+    assert len({new_run_id() for _ in range(1000)}) == 1000
+
+
+def test_any_change_of_the_record_of_a_corpus_gives_it_another_name():
+    record = {"vocabulary": {"kind": "private", "events": [{"delta": 1e-6}]}, "splits": [0.1, 0.2], "salt": "a"}
+    changed = [
+        {**record, "salt": "b"},
+        {**record, "splits": [0.1]},
+        {**record, "vocabulary": {**record["vocabulary"], "events": []}},
+        {key: value for key, value in record.items() if key != "salt"},
+    ]
+    assert len({corpus_name(one) for one in [record, *changed]}) == 5
+    assert corpus_name(dict(reversed(record.items()))) == corpus_name(record)

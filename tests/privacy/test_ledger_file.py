@@ -75,3 +75,11 @@ def test_a_sealed_line_that_is_no_json_is_an_error_of_the_ledger(file, path, bod
         raw.write(body[:-1] + b',"hash":"' + digest.encode() + b'"}\n' + HEADER)
     with pytest.raises(LedgerError, match="line 2"):
         ChainedFile(path, "some-kind").read()
+
+
+def test_the_hash_of_a_line_depends_on_every_digit_of_the_hash_before(file):
+    line, _ = seal({"n": 1}, file.head)
+    for place in range(64):
+        changed = "f" if file.head[place] == "0" else "0"
+        with pytest.raises(LedgerError, match="does not match"):
+            unseal(line[:-1], file.head[:place] + changed + file.head[place + 1 :])

@@ -157,7 +157,7 @@ def test_a_record_reads_back_and_one_that_was_changed_is_refused():
     larger = [2 * c for c in banded.coefficients]
     with pytest.raises(LedgerError, match="another sensitivity"):
         Factorisation.from_record({**banded.to_record(), "coefficients": larger})
-    with pytest.raises(LedgerError, match="no correlated noise"):
+    with pytest.raises(LedgerError, match="correlated noise that no proof covers"):
         Factorisation.from_record(None)
 
 

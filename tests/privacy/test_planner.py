@@ -110,7 +110,7 @@ def test_a_plan_without_noise_costs_everything():
 
 @pytest.mark.parametrize(
     ("sigma", "verdict"),
-    [(0.75, "dominates"), (0.3, "dominates"), (0.03, "costs much"), (0.012, "trains"), (0.003, "nearly free")],
+    [(0.75, "dominates"), (0.3, "dominates"), (0.03, "costs much"), (0.012, "trains"), (0.003, "small cost")],
 )
 def test_noise_is_judged_by_its_norm_beside_the_clip(sigma, verdict):
     level = NoiseLevel(noise_std=sigma, clip_norm=15.0, parameters=PAPER_PARAMETERS)

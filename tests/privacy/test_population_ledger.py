@@ -222,7 +222,7 @@ def test_several_processes_charge_one_ledger_and_every_line_is_there(path, tmp_p
     going = [subprocess.Popen([sys.executable, "-c", WRITER, path, tmp_path / f"{i}.jsonl"]) for i in range(3)]
     assert [process.wait() for process in going] == [0, 0, 0]
     population = PopulationLedger.read(path)
-    assert [len(member.events) for member in population.members.values()] == [60, 60, 60]
+    assert [len(charged_run.events) for charged_run in population.runs.values()] == [60, 60, 60]
 
 
 def test_a_charge_waits_for_the_lock_of_the_ledger(path, tmp_path):
@@ -269,7 +269,7 @@ def test_a_ledger_without_line_breaks_is_refused_and_left_as_it_is(path, tmp_pat
     begun(tmp_path, opened(path)).charge(ROUND, 0)
     joined = path.read_bytes().replace(b"\n", b" ")
     path.write_bytes(joined)
-    with pytest.raises(LedgerError, match="no whole first line"):
+    with pytest.raises(LedgerError, match="no complete first line"):
         opened(path)
     assert path.read_bytes() == joined
 

@@ -53,7 +53,7 @@ def test_a_new_run_never_begins_a_deleted_ledger_anew(own, tmp_path):
     assert not ledger.exists()
     ledger.write_bytes(kept)
     list(unheard.train(own, tmp_path / "third"))
-    assert len(PopulationLedger.read(ledger).members) == 2
+    assert len(PopulationLedger.read(ledger).runs) == 2
 
 
 @pytest.mark.parametrize("how", ["cut", "swapped"])
@@ -122,7 +122,7 @@ def test_a_copy_of_a_store_needs_its_ledger(own, tmp_path):
         store_statement(copy)
     shutil.copy(tmp_path / "store" / "ledger.jsonl", copy)
     list(unheard.train(replace(own, corpus=copy), tmp_path / "second"))
-    assert len(PopulationLedger.read(copy / "ledger.jsonl").members) == 2
+    assert len(PopulationLedger.read(copy / "ledger.jsonl").runs) == 2
 
 
 def test_a_ledger_that_was_cut_to_the_start_of_the_last_run_is_an_error(own, tmp_path):
@@ -173,10 +173,10 @@ def test_a_named_ledger_that_was_used_before_must_be_there_too(own, tmp_path):
 def test_a_budget_does_not_compose_runs_with_shared_cohorts(tmp_path):
     population = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
     facts = {"randomness": {"mode": "reproducible", "cohorts": "shared"}}
-    population.register("one", {"name": "one", **facts}, held=0)
+    population.register("one", {"name": "one", **facts}, num_charged=0)
     population.set_budget(Budget(epsilon=8.0, delta=1e-6))
     population.charge("one", 0, ROUND, 0)
-    population.register("two", {"name": "two", **facts}, held=0)
+    population.register("two", {"name": "two", **facts}, num_charged=0)
     with pytest.raises(UnprovenCombination, match="one, two"):
         population.charge("two", 0, ROUND, 0)
     assert len(population.events) == 1

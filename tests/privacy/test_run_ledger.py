@@ -260,7 +260,7 @@ def test_every_reader_asks_for_the_ledger_that_the_store_has_lost(base, reader, 
     if record == "begun anew":
         run, _ = read_saved_run(base / "other" / "run.toml")
         opened = TokenStore.open(store)
-        population_ledger_of(run, opened).register("another run", {}, held=0)
+        population_ledger_of(run, opened).register("another run", {}, num_charged=0)
     said = "is missing" if record == "kept" else "(is missing|has lost the ledger|shortened or replaced)"
     with pytest.raises(LedgerError, match=rf"{said}.*[Pp]ut .* back"):
         READERS[reader](base / "early")
@@ -278,7 +278,7 @@ def test_a_run_is_stated_beside_a_store_of_other_users_at_the_path_of_its_own(ba
     with pytest.raises(LedgerError, match=r"ledger of the run's store is not where .* says"):
         READERS["statement of all runs"](base / "r")
     run, _ = read_saved_run(base / "other" / "run.toml")
-    population_ledger_of(run, TokenStore.open(store)).register("another run", {"delta": 1e-5}, held=0)
+    population_ledger_of(run, TokenStore.open(store)).register("another run", {"delta": 1e-5}, num_charged=0)
     assert unheard.statement(base / "r")["rounds"]["charged"] == 6
     with pytest.raises(LedgerError, match="does not list this run"):
         READERS["statement of all runs"](base / "r")
@@ -387,7 +387,7 @@ def test_a_ledger_that_has_moved_is_not_begun_anew_where_it_went(base):
     away.join(PopulationLedger.open(base / "store" / "ledger.jsonl", {}))
     away.path.unlink()
     with pytest.raises(UnheardError, match="is missing"):
-        here.register("x", {}, held=0)
+        here.register("x", {}, num_charged=0)
 
 
 MODEL_READERS = {

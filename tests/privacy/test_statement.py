@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 
 import pytest
 
@@ -10,6 +11,8 @@ from unheard.errors import InvalidValue
 from unheard.privacy.accountants import epsilons, replace_one_epsilon
 from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian
 from unheard.privacy.ledger import Ledger
+from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.population_statement import all_runs
 from unheard.privacy.statement import compute_statement, render
 
 ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1)
@@ -143,3 +146,18 @@ def test_nothing_charged_is_nothing_spent():
     assert told["claimed"]["epsilon"] == 0.0
     assert told["rounds"] == {"charged": 0, "redone": 0}
     assert render(told)
+
+
+@pytest.mark.parametrize("z", [0.7, 1.0, 1.3, 2.1, 5.0])
+@pytest.mark.parametrize("delta", [1e-3, 1.23449e-5, 9.9994e-7])
+def test_the_numbers_of_a_claim_are_rounded_up(tmp_path, z, delta):
+    """A printed pair below the bound would claim more than was proved."""
+    events = [PoissonGaussian(sampling_prob=0.03, noise_multiplier=z)] * 20
+    population = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
+    population.register("r", {"name": "r", "delta": delta}, num_charged=0)
+    for number, event in enumerate(events):
+        population.charge("r", number, event, number)
+    for content in (compute_statement({"delta": delta, "population": 500}, events), all_runs(population)):
+        epsilon, printed = map(float, re.findall(r"\((.*?), (.*?)\)", content["claim"])[0])
+        assert content["claimed"]["epsilon"] <= epsilon <= 1.001 * content["claimed"]["epsilon"]
+        assert delta <= printed <= 1.01 * delta

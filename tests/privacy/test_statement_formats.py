@@ -261,7 +261,7 @@ def test_a_federated_run_with_distributed_noise_states_both_guarantees():
         assert "against the server" in shown.lower()
         assert f"{data['against_server']['epsilon']:.4g}" in shown
         assert "before secure aggregation" in shown
-        assert "whoever runs training reads the text" not in shown
+        assert "the operator of training reads the text" not in shown
     assert json.loads(render(content, "registry"))["deployment"]["deployment_model"]["model_name"] == "Federated"
 
 

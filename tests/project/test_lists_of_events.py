@@ -29,12 +29,13 @@ TABLE = {
     },
     "privacy/budget.py": {
         "charged[:past]": "the charges before the first round",
+        "entries[past:]": "the rounds so far, whose cost is claimed with that of the rounds to come",
         "items[past or 0:]": "the rounds, beside all that was charged",
         "self.phases[1:]": "the end of each phase is the beginning of the next",
     },
     "privacy/population_ledger.py": {
         "other._records[max(shared - 1, 0):]": "the lines that a copy of the ledger does not share",
-        "entries[held:]": "what a run was charged and its population was not",
+        "entries[charged:]": "what a run was charged and its population was not",
     },
     "privacy/population_statement.py": {
         "own.events[:selected]": "the selection, which comes before the rounds",
@@ -52,6 +53,8 @@ TABLE = {
     },
     "report/tracking.py": {
         "items[first:first + 100]": "settings, a hundred at a time",
+        "items[same:]": "evaluations that a tracker does not have yet",
+        "records[1:]": "the records of TensorBoard's file without the first, which names the format",
     },
     "training/noise_state.py": {
         "entries[position:]": "the attempts of the newest mechanism",

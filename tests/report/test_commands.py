@@ -180,6 +180,7 @@ def test_the_demo_compares_the_same_users_per_round():
     assert all(f"{plain.sampling.users_per_round} users per round" in about for about in demo.ABOUT.values())
 
 
+@pytest.mark.system
 def test_the_demo_declares_as_many_users_as_its_corpus_has(tmp_path):
     """Else the first lines of `make demo` would be a warning of a population that is too small."""
     pytest.importorskip("chitchat_dataset", reason="the extra `demo` is not installed")

@@ -21,7 +21,7 @@ from unheard.report import tables
 from unheard.report.comparison import Comparison
 from unheard.report.page import environment, render_page, write_page
 from unheard.report.run_record import RunRecord, latest
-from unheard.run_folder import RunFolder
+from unheard.run_folder import LOCAL_KEYS, RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_warnings_of_the_statement_are_on_the_page(compared):
     warned = Comparison(records=[with_statement(private, statement)], baseline=private)
     seen = text_of(render_page(warned))
     assert "REPRODUCIBLE NOISE" in seen
-    assert "no guarantee against whoever knows the seed" in seen
+    assert "no guarantee against anyone who knows the seed" in seen
 
 
 def test_the_page_loads_nothing_and_sends_nothing(page):
@@ -104,10 +104,14 @@ def test_nothing_private_and_no_place_is_on_the_page(page, store, runs):
 def test_a_seed_is_never_on_a_page(compared):
     private = compared.records[1]
     seeded = {**private.tables, "training": {**private.tables["training"], "reproducible_seed": 987_654_321}}
+    for key in LOCAL_KEYS:  # paths of the machine that trained: their last part is enough
+        table, name = key.split(".")
+        seeded[table] = {**seeded.get(table, {}), name: "/private-place/last"}
     fields = ("name", "facts", "entries", "metrics", "measures")
     record = RunRecord(**{field: getattr(private, field) for field in fields}, tables=seeded)
     page = render_page(Comparison(records=[record], baseline=record))
     assert "987654321" not in page.replace(",", "")
+    assert "private-place" not in page
     assert "set, and not shown" in page
 
 

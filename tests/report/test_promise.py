@@ -11,7 +11,7 @@ from tests.report.builders import with_statement
 from unheard.errors import UnprovenCombination
 from unheard.formatting import small
 from unheard.report.comparison import Comparison
-from unheard.report.page import _paragraphs, describe_promise, render_page
+from unheard.report.page import STRONG, WEAK, _paragraphs, describe_promise, render_page
 from unheard.report.run_record import RunRecord
 
 
@@ -43,7 +43,7 @@ def test_a_seeded_run_has_no_guarantee_against_who_knows_the_seed(compared):
     seeded = {**statement, "warnings": ["REPRODUCIBLE NOISE: the noise was drawn from a known seed."]}
     assert describe_promise(with_statement(private, {**statement, "warnings": []})).grade == "strong"
     words = describe_promise(with_statement(private, seeded))
-    assert (words.grade, words.headline) == ("none", "An experiment: no guarantee against whoever knows the seed")
+    assert (words.grade, words.headline) == ("none", "An experiment: no guarantee against anyone who knows the seed")
 
 
 def test_the_guarantee_counts_other_runs_on_the_same_users(compared):
@@ -99,3 +99,17 @@ def test_runs_with_the_same_cohorts_have_no_joint_guarantee(compared):
     words = describe_promise(Refusing(**{name: getattr(copy, name) for name in copy.__dataclass_fields__}))
     assert words.grade == "none"
     assert "same cohorts" in words.paragraphs[0]
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "grade"),
+    [(STRONG, "strong"), (STRONG * 1.001, "moderate"), (WEAK, "moderate"), (WEAK * 1.001, "weak"), (math.inf, "none")],
+)
+def test_a_grade_ends_where_the_page_says(compared, epsilon, grade):
+    private = replace(compared.records[1], population_ledger=None)
+    claimed = {"epsilon": "infinity" if math.isinf(epsilon) else epsilon, "accountant": "pld"}
+    statement = {**private.statement, "claimed": claimed, "delta": 1e-4, "warnings": ["A warning of its own."]}
+    words = describe_promise(with_statement(private, statement))
+    assert words.grade == grade
+    if grade != "none":
+        assert "A warning of its own." in words.warnings

@@ -13,7 +13,7 @@ from unheard.errors import InvalidValue, LedgerError, RunFolderError
 from unheard.formatting import smoothed
 from unheard.privacy.accountants import epsilons
 from unheard.privacy.events import Gaussian, NonPrivate, PoissonGaussian
-from unheard.privacy.population_ledger import PopulationLedger, vocabulary_member
+from unheard.privacy.population_ledger import PopulationLedger, vocabulary_run
 from unheard.report.comparison import Comparison
 from unheard.report.run_record import _check, accuracy_points, epsilon_points, final_accuracy, latest, read_runs
 from unheard.run_folder import RunFolder
@@ -80,12 +80,12 @@ def test_a_run_without_privacy_has_no_curve_of_epsilon():
 def test_every_other_run_on_the_same_users_is_named(tmp_path):
     population = PopulationLedger.open(tmp_path / "ledger.jsonl", {})
     for name in "abcd":
-        population.register(name, {"name": name}, held=0)
+        population.register(name, {"name": name}, num_charged=0)
         population.settle(name, [PoissonGaussian(sampling_prob=1.0, noise_multiplier=5.0)])
-    population.register("not begun", {"name": "not begun"}, held=0)
+    population.register("not begun", {"name": "not begun"}, num_charged=0)
     for corpus in ("own", "joined"):  # the words of its own store are part of each run, those of another store are not
-        population.register(vocabulary_member(corpus), {"name": f"words, {corpus}"}, held=0)
-        population.settle(vocabulary_member(corpus), [Gaussian(noise_multiplier=5.0)])
+        population.register(vocabulary_run(corpus), {"name": f"words, {corpus}"}, num_charged=0)
+        population.settle(vocabulary_run(corpus), [Gaussian(noise_multiplier=5.0)])
     for name in "abcd":
         record = replace(made_up_record("r", [0.1]), run_id=name, population_ledger=population)
         record = replace(record, facts={**record.facts, "corpus": "own"})

@@ -9,6 +9,8 @@ import pytest
 from tests.report.builders import ROUNDS
 from unheard.errors import LedgerError
 from unheard.privacy.accountants import epsilons
+from unheard.privacy.budget import RunningEpsilon
+from unheard.privacy.events import FailureProbability, Gaussian, PoissonGaussian
 from unheard.privacy.ledger import Ledger
 from unheard.report.run_record import SILENT_AFTER, RunMonitor
 from unheard.run_folder import RunFolder
@@ -104,3 +106,18 @@ def test_the_budget_is_shown(folder, monkeypatch):
     text = folder.run_file.read_text()
     folder.run_file.write_text(text.replace("[privacy]", "[privacy]\nbudget_epsilon = 99.0"))
     assert RunMonitor(folder.path).status().budget == 99.0
+
+
+def test_what_was_charged_before_the_first_round_counts_while_a_run_is_watched(folder, monkeypatch):
+    monkeypatch.setattr("unheard.report.run_record.read_run_ledger", lambda folder: Ledger.read(folder.ledger))
+    facts = Ledger.read(folder.ledger).facts
+    spent = [Gaussian(noise_multiplier=3.0), FailureProbability(delta=1e-6)]
+    spent += [PoissonGaussian(sampling_prob=0.2, noise_multiplier=1.0)]
+    folder.ledger.unlink()
+    ledger = Ledger.create(folder.ledger, facts)
+    for event in spent[:2]:
+        ledger.charge(event, 0)
+    monitor = RunMonitor(folder.path)
+    assert monitor.status().epsilon == RunningEpsilon(facts["delta"], events=spent[:2]).epsilon
+    ledger.charge(spent[2], 0)
+    assert monitor.status().epsilon == RunningEpsilon(facts["delta"], events=spent).epsilon

@@ -4,8 +4,10 @@ import math
 
 import pytest
 
+from tests.report.builders import with_statement
 from unheard.formatting import epsilon_text, in_points, small
 from unheard.report import tables
+from unheard.report.comparison import Comparison
 
 
 def test_head_words_and_bands_hold_the_measures_own_numbers(compared):
@@ -29,3 +31,17 @@ def test_a_difference_in_points_has_a_true_minus_and_zero_no_sign(difference, pl
 def test_small_numbers_are_written_as_powers_of_ten():
     assert [small(1e-9), small(2e-5), small(6.88e-4)] == ["10⁻⁹", "2 × 10⁻⁵", "6.9 × 10⁻⁴"]
     assert [epsilon_text(e) for e in (1.0, 39.28, 108.2, 4321.0, math.inf)] == ["1.00", "39.3", "108", "4,321", "∞"]
+
+
+def test_each_figure_of_the_summary_is_that_of_its_own_run(compared):
+    claimed = {"epsilon": 1.25, "accountant": "pld"}
+    own = {"claimed": claimed, "epsilon": {"moments": 9.5, "rdp": 2.5, "pld": 1.25}, "delta": 3e-7}
+    plain, private = compared.records
+    private = with_statement(private, {**private.statement, **own})
+    rows = {
+        row[0].strip(): row[1:] for row in tables.summary(Comparison(records=[plain, private], baseline=plain)).rows
+    }
+    assert rows["ε, claimed"] == ["∞", "1.25 by PLD"]
+    assert rows["by moments, as in the paper"] == ["∞", "9.50"]
+    assert rows["δ"] == ["—", "3 × 10⁻⁷"]
+    assert rows["users, declared"] == [f"{record.facts['population']:,}" for record in (plain, private)]

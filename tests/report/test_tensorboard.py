@@ -73,9 +73,20 @@ def test_event_files_only_grow_and_repair_an_incomplete_record(folder):
     with open(folder.metrics, "a") as file:
         file.write(', "accuracy_top1": 0.75}\n{"round": 14, "accuracy_top1": 0.6}\n')
     grown = path.read_bytes()
-    assert update_event_file(folder) == 2
+    assert update_event_file(folder) == 1
     assert path.read_bytes().startswith(grown)
-    assert [event.step for event in events(folder)][-2:] == [16, 14]  # a round done again is logged again
+    assert [event.step for event in events(folder)][-2:] == [14, 14]  # a round done again is logged again
+
+
+def test_evaluations_that_resume_removes_and_repeats_are_logged_again(folder):
+    update_event_file(folder)
+    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    for accuracy, length in ((0.9, len(rows)), (0.8, len(rows) - 1)):
+        repeated = [*rows[:-2], *({**row, "accuracy_top1": accuracy} for row in rows[-2:length])]
+        folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in repeated))
+        assert update_event_file(folder) == length - len(rows) + 2
+        assert update_event_file(folder) == 0
+    assert [event.step for event in events(folder)][-3:] == [ROUNDS - 2, ROUNDS, ROUNDS - 2]
 
 
 def test_two_processes_write_every_record_once(folder):

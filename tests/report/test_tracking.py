@@ -22,6 +22,7 @@ def folder(runs, tmp_path) -> RunFolder:
     return RunFolder(tmp_path / "private")
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
 def test_a_local_mlflow_store_gets_each_evaluation_once_and_rounds_for_times(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(RunFolder, "check_metrics", lambda folder: None)  # its checkpoints are of a later round
@@ -52,6 +53,14 @@ def test_a_local_mlflow_store_gets_each_evaluation_once_and_rounds_for_times(fol
     assert run.data.params["clip.norm"] == "2.0"
     assert not {"mlflow.user", "mlflow.source.name", "mlflow.source.git.commit"} & set(run.data.tags)
     assert str(tmp_path) not in json.dumps(run.data.params)
+
+
+def test_a_seed_is_not_among_the_settings_that_trackers_get(folder):
+    text = folder.run_file.read_text()
+    assert "[training]\n" in text
+    folder.run_file.write_text(text.replace("[training]\n", "[training]\nreproducible_seed = 987654321\n"))
+    assert folder.public_settings()["training.reproducible_seed"] == "set, and not shown"
+    assert "987654321" not in str(folder.public_settings())
 
 
 def test_a_remote_mlflow_server_is_not_contacted_before_the_end(folder, monkeypatch):

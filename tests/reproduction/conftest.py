@@ -45,3 +45,10 @@ def published() -> dict:
 @pytest.fixture(scope="session")
 def everything() -> ResultSet:
     return world()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of the reproduction with the system tests: it is not part of the installed package."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.system)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from reproduction.batch import BatchStep, read_batch, run_batch
-from reproduction.bundles import bundle, restore
+from reproduction.bundles import bundle, restore, unpack
 from reproduction.private_run import is_measured
 
 import unheard
@@ -85,13 +85,21 @@ def test_a_bundle_brings_back_results_and_the_state_of_runs_in_progress(tmp_path
 
 
 def test_a_small_bundle_keeps_the_models_that_other_runs_begin_from(tmp_path, capsys):
-    make_work(tmp_path, {"trade-S20-seed3": True, "then-S10-seed1": False, "then-S10-seed2": False, "private": True})
-    bundle(tmp_path, tmp_path / "out" / "a.tar.gz", limit=7000)
+    work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    make_work(work, {"trade-S20-seed3": True, "then-S10-seed1": False, "then-S10-seed2": False, "private": True})
+    make_work(elsewhere, {})
+    bundle(work, tmp_path / "a.tar.gz", limit=7000)
     said = capsys.readouterr().out
     assert "trade-S20-seed3" not in said
     assert "then-S10-seed1" not in said
-    assert "then-S10-seed2: the run in progress is left out" in said
+    assert "then-S10-seed2: the state of the run in progress is left out" in said
     assert "private: its model is left out" in said
+    restore([tmp_path / "a.tar.gz"], elsewhere)
+    assert "then-S10-seed2: starts again" in capsys.readouterr().out
+    runs = {path.name for path in (elsewhere / "runs").iterdir() if not path.name.startswith(".")}
+    assert runs == {"trade-S20-seed3", "then-S10-seed1", "private"}
+    unpack([tmp_path / "a.tar.gz"], tmp_path / "shown")
+    assert (tmp_path / "shown" / "then-S10-seed2" / "metrics.jsonl").exists()  # its evaluations are not lost
 
 
 def test_a_bundle_of_a_run_that_trains_can_be_restored_and_continues(run, tmp_path):
@@ -143,7 +151,7 @@ def test_steps_run_two_at_a_time_in_their_order_and_are_bundled_after_each(tmp_p
     ended = []
     (tmp_path / "runs").mkdir()
 
-    def bundle_at_this_time(work, target):
+    def bundle_at_this_time(work, target, limit):
         ended.append(processes.read_text().split())
         return [target]
 
@@ -166,7 +174,7 @@ def test_no_step_begins_when_the_time_is_over_and_complete_steps_are_passed_over
     monkeypatch.setattr(batch_module, "time", SimpleNamespace(time=lambda: next(clock, 75.0), sleep=time.sleep))
     run_batch(steps, tmp_path, bundled=tmp_path / "a.tar.gz", stop_after=100.0)  # at 75 s less than SHORTEST is left
     assert processes.read_text().split() == ["first"]
-    assert "late: not begun" in capsys.readouterr().out
+    assert "late: not started" in capsys.readouterr().out
 
 
 def test_a_step_waits_for_the_runs_that_it_begins_from(tmp_path):

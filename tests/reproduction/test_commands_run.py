@@ -46,7 +46,7 @@ def test_the_list_names_every_recipe_and_the_whole_price():
     shown = unheard("list").output
     assert all(name in shown for name in RECIPES)
     assert "56,476,000 user updates, about 3 h 41 min at 4,250 a second" in shown
-    assert "108 runs, shared" in shown
+    assert "108 runs, some shared" in shown
 
 
 def test_the_list_says_how_far_results_are(store, tmp_path):
@@ -98,7 +98,7 @@ def test_a_dry_run_says_what_cannot_be_made_here_and_how_long_a_cpu_takes(store,
 def test_with_nothing_left_to_run_it_says_so_and_ends(store, tmp_path):
     asked = ["run", "estimators", "--corpus", str(store.path), "--scale", "smoke", "--rounds", "1"]
     folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
-    assert "The same command goes on" in unheard(*asked, *folders).output
+    assert "The same command continues" in unheard(*asked, *folders).output
     again = unheard(*asked, *folders).output
     assert "nothing is left to run" in again
     assert "goes on" not in again
@@ -147,8 +147,8 @@ def test_one_thing_changed_in_every_run_has_a_folder_of_its_own(store, tmp_path)
         ("model.keep_nrom=false", "Did you mean 'keep_norm'"),
         ("model.keep_norm", "write table.key=value"),
         ("training.rounds=3", "--rounds N"),
-        ("clip.kind=per_layer", "says itself what clip.kind is"),
-        ("sampling.users_per_round=3", "says itself what sampling.users_per_round is"),
+        ("clip.kind=per_layer", "sets clip.kind itself"),
+        ("sampling.users_per_round=3", "sets sampling.users_per_round itself"),
         ("engine.kind=reference", "--engine"),
         ("clip.norm=3", "recipes say what S is"),
     ],
@@ -258,11 +258,11 @@ def test_prepare_makes_the_stores_by_role(tmp_path):
     assert set(stores["main"].train.lengths() - 16) <= {1, 2, 3, 4, 5, 6}  # BOS is not counted
     again = unheard(*asked, "--out", str(tmp_path / "stores"))
     assert "rows read" not in again.output
-    assert again.output.count("is there already") == 5
+    assert again.output.count("exists already") == 5
     # another choice, or another corpus, would pass for what was asked
     out = ["--out", str(tmp_path / "stores")]
     assert "splits.held_out = 0.3, not 0.4" in refused(*asked, "--held-out", "0.4", *out)
-    assert "called posts, not speeches" in refused("prepare", str(tmp_path / "speeches.jsonl"), *fields, *out)
+    assert "its name is posts, not speeches" in refused("prepare", str(tmp_path / "speeches.jsonl"), *fields, *out)
     run = ["run", "public-start", "dictionaries-clipping", "other-models", "--scale", "smoke", "--rounds", "1"]
     folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
     dry = unheard(*run, *folders, "--corpus", str(Path(tmp_path / "stores")), "--dry-run")

@@ -42,9 +42,7 @@ def test_what_the_paper_concluded_is_counted_apart_from_what_we_expected():
     assert len(theirs) < len(table.rows)
     held = [sum(row[i] == "held" for row in theirs) for i in (1, 2)]
     assert held[0] == held[1] + 1
-    told = (
-        f"{len(theirs)} are conclusions of the paper, of which {held[0]} held in the first and {held[1]} in the second"
-    )
+    told = f"{len(theirs)} rows are conclusions of the paper, of which {held[0]} held in the first set and {held[1]} in the second"
     assert told in table.note
 
 
@@ -61,7 +59,7 @@ def test_what_the_paper_concluded_is_counted_apart_from_what_we_expected():
 )
 def test_between_two_seeds_there_is_chance(one, other, is_chance):
     _, runs = comparison_tables(replace(USUAL, folder=one), replace(USUAL, folder=other))
-    assert ("what lies between two runs is chance" in runs.note) == is_chance
+    assert ("all differences are due to chance" in runs.note) == is_chance
     assert ("Two runs differ if they lie over" in runs.note) != is_chance
 
 
@@ -89,6 +87,7 @@ def test_conclusions_stand_beside_each_other_where_both_have_one():
     assert nothing == ["No conclusion can be drawn from both yet.", "No run is in both."]
 
 
+@pytest.mark.system
 def test_on_the_command_line_and_on_the_page(tmp_path):
     for results in (USUAL, another(1.0, rounds=600)):
         append(tmp_path / results.folder, results.runs.values())

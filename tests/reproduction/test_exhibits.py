@@ -523,7 +523,7 @@ def test_where_single_runs_are_compared_a_curve_is_of_one_seed(everything):
     assert not any(line.is_thin for line in made.figures[0].lines)
     ends = {line.name: line.points[-1][1] for line in made.figures[0].lines}
     assert {row[0]: row[-1] for row in made.tables[0].rows} == {name: percent(value) for name, value in ends.items()}
-    told = "Of a run with several seeds the first is shown here, beside others of that seed."
+    told = "Of a run with several seeds, only the first is shown here."
     assert told in made.notes
     for name in ("noised-vs-baseline", "closing-the-gap"):
         assert any(line.is_thin for line in exhibit(name, everything).figures[0].lines)
@@ -532,7 +532,7 @@ def test_where_single_runs_are_compared_a_curve_is_of_one_seed(everything):
 @pytest.mark.parametrize("name", BY_RUNS)
 def test_exhibits_of_the_first_seed_say_so(name, everything):
     """And what does not say so shows all of them, where there are several."""
-    told = "Of a run with several seeds the first is shown here, beside others of that seed."
+    told = "Of a run with several seeds, only the first is shown here."
     others = {run: 0.5 for run in everything.runs if "-seed" in run}
     before, after = exhibit(name, everything), exhibit(name, moved(everything, others))
     is_same = (before.tables, before.figures) == (after.tables, after.figures)

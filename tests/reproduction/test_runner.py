@@ -156,7 +156,7 @@ def test_every_run_is_charged_to_a_ledger_in_the_work_folder(everything, store):
     charged = PopulationLedger.read(place.work / "ledgers" / "flat-S15-sigma0.003.jsonl")
     assert len(charged.events) == 2
     assert not (store.path / "ledger.jsonl").exists() or not any(
-        "paper" in str(member.facts) for member in PopulationLedger.read(store.path / "ledger.jsonl").members.values()
+        "paper" in str(run.facts) for run in PopulationLedger.read(store.path / "ledger.jsonl").runs.values()
     )
 
 
@@ -327,7 +327,7 @@ def test_a_run_that_began_from_an_earlier_state_of_another_is_named(store, tmp_p
     assert place.started_early(jobs_of(step, place.scale, 2)) == {}
     ((why, names),) = place.started_early(jobs_of(step, place.scale, 4)).items()
     assert names == ["then-flat-S10-sigma0.006"]
-    assert why == "began from flat-S20-sigma0.012 after 2 of its rounds, of which there are to be 4"
+    assert why == "started from flat-S20-sigma0.012 after 2 of 4 rounds"
     shutil.rmtree(place.folder(names[0]).path)
     assert place.started_early(jobs_of(step, place.scale, 4)) == {}
 
@@ -351,7 +351,7 @@ def test_runs_that_are_not_possible_here_are_skipped_with_a_reason(store, tmp_pa
         one.name: one.why for one in run_steps(replace(place, scale=SMOKE), [public]) if isinstance(one, Skipped)
     }
     assert "no corpus 'other'" in skipped["other-baseline"]
-    assert "begins from other-baseline" in skipped["after-public-flat-S15-sigma0.003"]
+    assert "starts from other-baseline" in skipped["after-public-flat-S15-sigma0.003"]
 
 
 def test_results_and_folders_of_other_settings_are_not_mixed(store, tmp_path, whole):

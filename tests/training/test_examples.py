@@ -108,5 +108,5 @@ def test_parts_without_a_proof_are_refused():
         plan_of(weights=unheard.CappedWeights(weight_cap=5, total_weight=60.0))
     with pytest.raises(UnprovenCombination, match="adaptive clip"):
         plan_of(clip=unheard.AdaptiveClip(initial_norm=0.3))
-    with pytest.raises(InvalidValue, match="have no 500 examples"):
+    with pytest.raises(InvalidValue, match="cannot have 500 examples"):
         plan_of(sampling=ExampleSampling(examples_per_user=3, examples_per_round=12, total_examples=500))

@@ -55,9 +55,9 @@ def test_a_checkpoint_of_another_model_is_not_continued(run, tmp_path):
     folder, larger = RunFolder(tmp_path / "r"), replace(run.model, hidden_size=9)
     ledger = Ledger.read(folder.ledger)
     save_checkpoint(folder, larger, State(round=0, params_P=larger.initial(0)), ledger, keep=9)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(CheckpointCorrupt, match="not of this run's model"):
+    with pytest.raises(CheckpointCorrupt, match="does not fit this run's model"):
         restore_state(run, folder, torch.device("cpu"))
-    with pytest.raises(CheckpointCorrupt, match="not of this run's model"):
+    with pytest.raises(CheckpointCorrupt, match="does not fit this run's model"):
         list(unheard.resume(folder.path))
     assert len(Ledger.read(folder.ledger)) == 0
 
@@ -81,7 +81,7 @@ def test_parameters_that_are_not_of_the_model_are_neither_split_nor_joined():
         with pytest.raises(ModelError, match="does not fit a model of 10 parameters"):
             layout.split(torch.zeros(length))
     for other in ({"a": parts["a"]}, {**parts, "c": parts["b"]}, {"a": parts["a"], "c": parts["b"]}):
-        with pytest.raises(ModelError, match="are not this model's"):
+        with pytest.raises(ModelError, match="do not match the model's layers"):
             layout.join(other)
     for other in ({**parts, "a": parts["a"].T}, {**parts, "b": torch.zeros(5)}, {**parts, "a": torch.zeros(6)}):
         with pytest.raises(ModelError, match="this model needs"):

@@ -49,7 +49,7 @@ def test_train_warns_before_anything_is_created_if_the_noise_will_dominate_the_u
     loud = replace(run, plan=replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=100.0)))
     with warnings.catch_warnings():
         warnings.simplefilter("error", NoiseWarning)
-        with pytest.raises(NoiseWarning, match=r"will dominate the updates: sigma = .* Cures: "):
+        with pytest.raises(NoiseWarning, match=r"will dominate the updates: with sigma = .* To lower it: "):
             unheard.train(loud, tmp_path / "loud")
         assert not (tmp_path / "loud").exists()
         quiet = replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=0.01))
@@ -559,7 +559,7 @@ def test_a_run_is_not_resumed_on_other_text_that_was_prepared_alike(run, store, 
 
 
 def test_runs_with_shared_cohorts_share_cohorts_and_never_noise(run, tmp_path):
-    one = reproducible(run, rounds=1, shared_cohorts=True)
+    one = replace(reproducible(run, rounds=1, shared_cohorts=True), ledger=tmp_path / "ledger.jsonl")
     two = replace(one, plan=replace(one.plan, clip=unheard.FlatClip(norm=1.9)))
     drawn = []
     for name, shared in (("one", one), ("two", two)):

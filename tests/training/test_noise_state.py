@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -507,6 +508,16 @@ def test_blt_noise_stops_after_its_attempts_and_more_rounds_begin_a_new_mechanis
     assert indices(folder)[-1] == 0
 
 
+def test_a_run_that_begins_from_a_run_with_correlated_noise_has_a_mechanism_of_its_own(place, caplog):
+    parts = (BLT[0], replace(BLT[1], rounds=2))
+    go(run_of(place, parts, rounds=2), place / "first")
+    run = run_of(place, parts, rounds=2)
+    second = replace(run, training=replace(run.training, init_from=str(place / "first")))
+    assert go(second, place / "second") == [1, 2]
+    assert indices(place / "second") == [0, 1, 0, 1]
+    assert "is gone" not in caplog.text
+
+
 def test_a_copy_that_continues_by_itself_cannot_share_the_history(place):
     folder, copy = place / "r", place / "copy"
     go(run_of(place), folder, stop=3)
@@ -526,7 +537,7 @@ def test_a_charge_ahead_of_the_run_is_explained_by_the_key_that_was_written_just
     event = replace(ledger.events[-1], index=3)
     for _ in range(2):  # a kill left a charge; then a copy of the folder was charged for the same attempt
         ledger.population.charge(ledger.run, len(ledger), event, 3, again=True)
-        charges = len(ledger.population.members[ledger.run].events)
+        charges = len(ledger.population.runs[ledger.run].events)
         for before in range(charges + 3):
             uncharged = [noise_state.KeyRecord(index=3, key=bytes(16), charges=before)]
             if before + 1 == charges:
@@ -558,13 +569,53 @@ def test_a_mechanism_begins_after_the_charges_from_before_the_run():
 def test_two_copies_that_train_at_once_cannot_share_the_history(place):
     event = CorrelatedGaussian(sampling_prob=1.0, noise_multiplier=1.0, block=9, index=3)
     population = PopulationLedger.open(place / "ledger.jsonl", {})
-    population.register("run", {}, held=0)
+    population.register("run", {}, num_charged=0)
     for position in range(4):
         population.charge("run", position, replace(event, index=position), position)
     with pytest.raises(LedgerError, match="Another copy"):
         population.charge("run", 3, event, 3)
     population.charge("run", 3, event, 3, again=True)  # a kill between the two ledgers
     population.charge("run", 3, replace(event, index=0), 3)  # a new mechanism pays for itself
+
+
+def bound_state(tmp_path, *, run="r", first=2, heads="ab", parameters=7, separation=2) -> noise_state.NoiseState:
+    """The state of a mechanism in a run whose ledger has these hashes."""
+    entries = [Entry(event=PoissonGaussian(sampling_prob=1, noise_multiplier=1), round=0, hash=head) for head in heads]
+
+    class Charged(SimpleNamespace):
+        def __len__(self):
+            return len(entries)
+
+    ledger = Charged(run=run, entries=entries, population=SimpleNamespace(runs={}))
+    history = correlated.NoiseHistory(
+        optimise("banded", rounds=4, separation=separation), parameters, torch.device("cpu")
+    )
+    streams, key = ReproducibleStreams(seed=1), bytes(16)
+    return noise_state.NoiseState(
+        tmp_path / "noise", ledger, streams, history, first, key, parameters, torch.device("cpu")
+    )
+
+
+def test_a_state_is_bound_to_its_run_its_position_all_charges_before_it_the_matrix_and_the_model(tmp_path):
+    others = ({"run": "s"}, {"first": 1, "heads": "b"}, {"heads": "ax"}, {"parameters": 8}, {"separation": 3})
+    own = bound_state(tmp_path)._binding
+    assert own == bound_state(tmp_path)._binding
+    assert len({own, *(bound_state(tmp_path, **other)._binding for other in others)}) == 6
+
+
+def test_nothing_of_an_older_mechanism_is_left_when_a_new_one_begins(tmp_path):
+    (tmp_path / "noise").mkdir(mode=0o755)
+    (tmp_path / "noise" / "history").write_bytes(b"noise of the mechanism before")
+    bound_state(tmp_path).begin_attempt()
+    assert [path.name for path in (tmp_path / "noise").iterdir()] == ["keys.jsonl"]
+    assert (tmp_path / "noise").stat().st_mode & 0o777 == 0o700
+
+
+def test_correlated_noise_is_made_for_the_rounds_of_its_run(place):
+    run = run_of(place)
+    assert run.plan.noise.rounds == ROUNDS
+    assert run.plan.correlated_facts()["rounds"] == ROUNDS
+    assert replace(run, training=replace(run.training, rounds=ROUNDS)).plan.noise.rounds == ROUNDS
 
 
 def test_a_header_with_other_coefficients_is_noticed(place):

@@ -14,7 +14,7 @@ from unheard.errors import ModelError
 from unheard.mechanism.aggregation import CohortSum
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import ReproducibleStreams
-from unheard.training.round import AddServer, Round, State, run_rounds
+from unheard.training.round import AddServer, MomentumServer, Round, State, run_rounds
 
 
 class CountingEngine:
@@ -54,12 +54,58 @@ def test_a_cohort_is_drawn_with_the_declared_q_and_not_with_one_counted_in_the_s
     assert {k for cohort in engine.cohorts for k in cohort} == set(range(store.train.num_users))
 
 
+@pytest.mark.parametrize("population", [7, 60, 600])
+def test_every_user_of_the_store_is_drawn_with_the_declared_q_however_many_were_declared(
+    store, model, plan, population
+):
+    """With q = 1 all 60 take part. The same users in every round would not be drawn at all."""
+    sampling = unheard.PoissonSampling(sampling_prob=1.0)
+    declared = replace(plan, population=population, sampling=sampling).at(0, model.layout)
+    streams, state = ReproducibleStreams(seed=3), State(round=0, params_P=model.initial(0))
+    engine = CountingEngine()
+    parts = {"state": state, "model": model, "server": AddServer(), "users": store.train, "streams": streams}
+    run_rounds([Round(plan=declared, attempt=0, **parts)], engine)
+    assert engine.cohorts == [list(range(60))]
+
+
+def test_rounds_of_several_runs_are_each_what_they_would_be_alone(store, model, plan):
+    """Each has its own state, S, q, denominator, noise, adaptive clip and streams."""
+    plans = [
+        plan,
+        replace(plan, clip=unheard.FlatClip(norm=0.3), noise=unheard.GaussianNoise(noise_multiplier=3.0)),
+        replace(plan, sampling=unheard.PoissonSampling(users_per_round=31.0), population=70),
+        replace(plan, estimator=unheard.ClippedDenominator(min_total_weight=20.0)),
+        replace(plan, clip=unheard.AdaptiveClip(initial_norm=0.7)),
+        replace(plan, update=replace(plan.update, learning_rate=0.1), clip=unheard.AdaptiveClip(initial_norm=1.7)),
+    ]
+    rounds = [
+        Round(
+            state=State(round=number, params_P=model.initial(number)),
+            plan=one.at(0, model.layout),
+            model=model,
+            server=MomentumServer(learning_rate=1.0 + number),
+            users=store.train,
+            streams=ReproducibleStreams(seed=number),
+            attempt=number,
+        )
+        for number, one in enumerate(plans)
+    ]
+    engine = unheard.EngineChoice(kind="stacked", device="cpu").build(model)
+    alone = [run_rounds([one], engine)[0] for one in rounds]
+    for number, state in enumerate(reversed(run_rounds(rounds[::-1], engine))):
+        assert torch.equal(state.params_P, alone[number].params_P), number
+        assert (state.round, state.clip_norm) == (number + 1, alone[number].clip_norm)
+        assert torch.equal(state.server_memory["velocity"], alone[number].server_memory["velocity"])
+    assert [state.clip_norm is None for state in alone] == [True] * 4 + [False] * 2
+
+
 def test_a_run_is_measured_on_held_out_users_and_never_on_those_it_learned_from(run, store, tmp_path):
     everybody = replace(run, evaluation=unheard.Evaluation(every=6, unroll=20))
     last = list(unheard.train(everybody, tmp_path / "r"))[-1]
     held_out = [store.held_out.tokens(k) for k in range(store.held_out.num_users)]
     assert last.metrics is not None
     assert last.metrics["tokens"] == sum(int((tokens[1:] != BOS).sum()) for tokens in held_out)
+    assert unheard.evaluate(tmp_path / "r")["tokens"] == last.metrics["tokens"]
 
 
 def test_the_ledger_writes_down_these_facts_and_no_others(run, store, tmp_path):

@@ -85,9 +85,10 @@ def test_tune_trains_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy
     assert found["plan"]["users_per_second"] > 0
     assert found["plan"]["noise_std"] == pytest.approx(0.002)
     assert "Hypothetical" in done.output
+    assert "hypothetical until it is trained" in (tmp_path / "t" / "chosen.toml").read_text()
     # from the ledgers: the proxy's people are charged for every round of every trial, the run's own for none
     charged = PopulationLedger.read(proxy / "ledger.jsonl")
-    assert len(charged.members) == 5
+    assert len(charged.runs) == 5
     assert len(charged.events) == 20 == found["tuning_cost"]["charges"]
     assert found["tuning_cost"]["epsilon"] == "infinity"
     assert not (tmp_path / "private" / "ledger.jsonl").exists()
@@ -117,7 +118,7 @@ def test_tuning_on_the_runs_own_users_says_that_they_have_no_guarantee(run_file,
     assert "ε = infinity" in done.output
     assert "over all runs they have no guarantee" in done.output
     assert "--corpus PROXY" in done.output
-    assert len(PopulationLedger.read(tmp_path / "private" / "ledger.jsonl").members) == 4
+    assert len(PopulationLedger.read(tmp_path / "private" / "ledger.jsonl").runs) == 4
     assert "over all runs they have no guarantee" in (tmp_path / "t" / "chosen.toml").read_text()
 
 
@@ -125,6 +126,8 @@ def test_a_population_too_small_gets_its_table_its_price_and_then_the_reason(run
     asked = ["tune", run_file, "--out", tmp_path / "t", *QUICK, *GENEROUS, "--noise-stds", "0.001", *SMALL, "--yes"]
     monkeypatch.setattr("sys.argv", ["unheard", *map(str, asked)])
     monkeypatch.setattr("unheard.tuning.output.check_can_be_private", lambda *_: None)
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "chosen.toml").write_text("the choice of an earlier call")
     with pytest.raises(SystemExit, match="2"):
         main()
     shown = capsys.readouterr()
@@ -216,7 +219,7 @@ def test_a_trial_without_an_evaluation_has_no_accuracy(run, tmp_path):
 
 
 def test_the_runs_own_corpus_is_no_proxy(run_file, tmp_path):
-    with pytest.raises(InvalidValue, match="no proxy"):
+    with pytest.raises(InvalidValue, match="cannot be the proxy"):
         tune(run_file, "--out", tmp_path / "t", "--corpus", tmp_path / "private", "--population", 60)
 
 
@@ -224,18 +227,22 @@ def test_a_store_with_the_same_users_is_no_proxy(run_file, proxy, tmp_path):
     """A copy of their text; a store made from theirs, charged in the ledger of the run, or declared to hold them."""
     asked = [run_file, "--out", tmp_path / "t", "--population", 60, *QUICK, "--corpus"]
     shutil.copytree(tmp_path / "private", tmp_path / "copy")
-    with pytest.raises(InvalidValue, match="same users, and no proxy"):
+    with pytest.raises(InvalidValue, match="or holds the same users"):
         tune(*asked, tmp_path / "copy")
     shrink_vocabulary(TokenStore.open(tmp_path / "private"), tmp_path / "narrow", vocabulary_size=20)
-    with pytest.raises(InvalidValue, match="same users, and no proxy"):
+    with pytest.raises(InvalidValue, match="or holds the same users"):
         tune(*asked, tmp_path / "narrow")
     people = [open_population_ledger(path, path.name, []) for path in (tmp_path / "private", proxy)]
     named = tmp_path / "named.toml"
     named.write_text(run_toml(replace(read_run_file(run_file)[0], ledger=proxy / "ledger.jsonl")))
-    with pytest.raises(InvalidValue, match="same users, and no proxy"):
+    with pytest.raises(InvalidValue, match="or holds the same users"):
         tune(named, *asked[1:], proxy)
+    (tmp_path / "private").rename(tmp_path / "elsewhere")  # the run's own store may be on another machine
+    with pytest.raises(InvalidValue, match="or holds the same users"):
+        tune(named, *asked[1:], proxy)
+    (tmp_path / "elsewhere").rename(tmp_path / "private")
     people[0].join(people[1])
-    with pytest.raises(InvalidValue, match="same users, and no proxy"):
+    with pytest.raises(InvalidValue, match="or holds the same users"):
         tune(*asked, proxy)
     assert not (tmp_path / "t").exists()
 

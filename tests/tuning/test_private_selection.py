@@ -2,9 +2,13 @@
 
 import dataclasses
 import json
+import logging
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,8 +21,11 @@ from tests.stores import uncharged_copy
 from unheard.audit.verification import verify
 from unheard.cli.main import app
 from unheard.corpus.store import TokenStore, write_digests, write_store
+from unheard.engines import vectorised
 from unheard.engines.choice import EngineChoice
 from unheard.errors import BudgetExceeded, CorpusError, InvalidValue, LedgerError, UnprovenCombination
+from unheard.mechanism.aggregation import NoisyAverage
+from unheard.mechanism.noise import GaussianNoise
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.budget import Budget
 from unheard.privacy.events import FailureProbability, Gaussian, Selection, from_record, to_record
@@ -70,12 +77,12 @@ def test_one_charge_for_all_trials_in_both_ledgers_and_the_folder_fits_together(
     told = json.loads(folder.statement.read_text())
     assert told["claimed"]["epsilon"] == best_epsilon([event], told["delta"]).epsilon
     assert told["rounds"]["charged"] == 3
-    for warnings in (told["warnings"], all_runs(people(candidates))["warnings"]):
-        assert any("best of a secret number of runs" in warning for warning in warnings)
+    for printed in (told["warnings"], all_runs(people(candidates))["warnings"]):
+        assert any("best of a secret number of runs" in warning for warning in printed)
 
 
 def test_a_selected_run_pays_for_its_vocabulary_too(candidates, tmp_path):
-    spent = [Gaussian(noise_multiplier=4.0), FailureProbability(delta=1e-7)]
+    spent = [Gaussian(noise_multiplier=4.0), Gaussian(noise_multiplier=4.0), FailureProbability(delta=1e-7)]
     path = candidates[0].corpus / "corpus.json"
     record = json.loads(path.read_text())
     record["vocabulary"]["events"] = [to_record(event) for event in spent]
@@ -83,12 +90,12 @@ def test_a_selected_run_pays_for_its_vocabulary_too(candidates, tmp_path):
     write_digests(candidates[0].corpus)
     folder = select(candidates, tmp_path / "best", Drawn(mean=2))
     events = Ledger.read(folder.ledger).events
-    assert events[:2] == spent
-    assert [type(event) for event in events[2:]] == [Selection]
+    assert events[:3] == spent
+    assert [type(event) for event in events[3:]] == [Selection]
     assert sorted(map(repr, people(candidates).events)) == sorted(map(repr, events))
     stated = json.loads(folder.statement.read_text())
-    assert stated["vocabulary_cost"]["events"] == 2
-    assert sum(row["times"] for row in stated["composed"]) == 3
+    assert stated["vocabulary_cost"]["events"] == 3
+    assert sum(row["times"] for row in stated["composed"]) == 4
     assert all(finding.fits for finding in verify(tmp_path / "best"))
 
 
@@ -141,7 +148,7 @@ def test_the_best_by_held_out_accuracy_is_kept(candidates, tmp_path, monkeypatch
     )
     select(candidates, tmp_path / "best", Drawn(mean=3))
     assert kept == [made[1]]
-    assert not any(place.name.isdecimal() and int(place.name) < 100 for place in made)  # a name tells no number
+    assert all(re.fullmatch("[0-9a-f]{16}", place.name) for place in made)  # a name tells no number
 
 
 KILLED = """
@@ -177,6 +184,22 @@ def test_the_next_selection_deletes_the_rest_of_a_killed_one(candidates, tmp_pat
     select(candidates, tmp_path / "best", Drawn(mean=1))
     assert not left.exists()
     assert len(people(candidates).events) == 2  # both were charged
+
+
+def test_a_selection_begins_by_deleting_the_trials_of_a_killed_one(candidates, tmp_path, monkeypatch):
+    left, of_others = tmp_path / ".best.0123.new" / "trials", tmp_path / ".second.0123.new" / "trials"
+    for trials in (left, of_others):
+        (trials / "one").mkdir(parents=True)
+
+    def no_training(runs, **_):
+        assert not left.parent.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(selecting, "train_together", no_training)
+    with pytest.raises(KeyboardInterrupt):
+        select(candidates, tmp_path / "best", TrialCount(mean=2))
+    assert not left.parent.exists()
+    assert of_others.exists()
 
 
 def test_where_the_number_drawn_is_zero_there_is_no_model_but_a_charge(candidates, tmp_path):
@@ -229,12 +252,15 @@ def test_every_trial_draws_its_candidate_anew_and_from_all_of_them(candidates, t
 
     def pretend(runs, **_):
         asked.extend(run.plan.update.learning_rate for run, _ in runs)
-        for _, place in runs:
+        for run, place in runs:
             place.mkdir()
+            # A trial that a budget stops would tell that there were many; and all trials are charged already.
+            assert (run.budget, run.ledger) == (None, tmp_path / "people.jsonl")
         return iter(())
 
     monkeypatch.setattr(selecting, "train_together", pretend)
-    selecting._best(candidates, 400, tmp_path, unheard.EngineChoice())
+    limited = [replace(run, budget=Budget(epsilon=9.0, delta=run.claimed_delta)) for run in candidates]
+    selecting._best(limited, 400, tmp_path, unheard.EngineChoice())
     assert len(asked) == 400
     assert 140 < asked.count(1.0) < 260  # six standard deviations
     changes = sum(a != b for a, b in pairwise(asked))
@@ -263,8 +289,11 @@ def test_another_clip_at_the_same_z_costs_the_same(candidates):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda run: other(run, noise=unheard.NoNoise()), "among private runs"),
-        (lambda run: other(run, schedule=(unheard.Change(from_round=1, noise_multiplier=1.0),)), "among private runs"),
+        (lambda run: other(run, noise=unheard.NoNoise()), "must be private runs"),
+        (
+            lambda run: other(run, schedule=(unheard.Change(from_round=1, noise_multiplier=1.0),)),
+            "must be private runs",
+        ),
         (lambda run: replace(run, training=replace(run.training, reproducible_seed=1)), "reproducible_seed"),
     ],
 )
@@ -295,6 +324,22 @@ def test_a_run_that_no_trial_could_start_is_refused_before_anything_is_charged(c
         candidates = [replace(r, training=replace(r.training, init_from=str(start))) for r in candidates]
     with pytest.raises((InvalidValue, UnprovenCombination)):
         select(candidates, tmp_path / "best", TrialCount(mean=2), engine=engine)
+    assert not (candidates[0].corpus / "ledger.jsonl").exists()
+
+
+def test_each_candidate_is_checked_before_anything_is_charged(candidates, tmp_path, monkeypatch):
+    """A candidate that only some numbers of trials reach would otherwise end a charged selection, or not."""
+    checked = []
+
+    def check(run, store):
+        checked.append(run.plan.update.learning_rate)
+        if run.plan.update.learning_rate == 1.0:
+            raise InvalidValue("not this one")
+
+    monkeypatch.setattr(selecting, "check_run", check)
+    with pytest.raises(InvalidValue, match="not this one"):
+        select(candidates, tmp_path / "best", TrialCount(mean=2))
+    assert checked == [0.01, 1.0]
     assert not (candidates[0].corpus / "ledger.jsonl").exists()
 
 
@@ -350,6 +395,54 @@ def test_a_budget_is_asked_before_the_first_trial(candidates, tmp_path):
     with pytest.raises(BudgetExceeded):
         select(tight, tmp_path / "best", TrialCount(mean=2))
     assert not people(candidates).events
+
+
+def test_nothing_that_is_printed_logged_or_written_follows_the_number_of_trials(
+    candidates, tmp_path, monkeypatch, caplog, capfd
+):
+    """With one trial and with nine (two groups), of a run that warns its operator whenever it is checked."""
+    plan = replace(candidates[0].plan, population=13, noise=GaussianNoise(noise_multiplier=20.0))
+    warned = replace(candidates[0], plan=plan, training=unheard.Training(rounds=1))  # the store has more than 13 users
+    monkeypatch.setattr(
+        GaussianNoise, "add", lambda noise, average, rng: NoisyAverage(average_P=0 * average.average_P, noise_std=1.0)
+    )
+    (tmp_path / "run.toml").write_text(run_toml(warned))
+    words = f"tune {tmp_path / 'run.toml'} --out {tmp_path / 'best'} --select --vary clip.norm=2 --log-file {tmp_path / 'log'}"
+    caplog.set_level(logging.DEBUG, logger="unheard")
+    seen = []
+    for trials in (1, 9):
+        monkeypatch.setattr(TrialCount, "draw", lambda count, rng, trials=trials: trials)
+        caplog.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            done = CliRunner().invoke(app, words.split(), catch_exceptions=False)
+        assert done.exit_code == 0
+        logged = [record.getMessage() for record in caplog.records]
+        files = {str(path.relative_to(tmp_path / "best")) for path in (tmp_path / "best").rglob("*")}
+        rows = RunFolder.open(tmp_path / "best").read_metrics()
+        seen.append((done.output, capfd.readouterr(), logged, (tmp_path / "log").read_text(), files, rows))
+        shutil.rmtree(tmp_path / "best")
+        (tmp_path / "log").unlink()
+    assert seen[0] == seen[1]
+    assert any("smaller than the number of users" in line for line in seen[0][2])  # of the check before the trials
+
+
+@pytest.mark.parametrize("name", ["unheard", "unheard.training", "unheard.engines", "unheard.made.later"])
+def test_trials_are_trained_in_silence_and_levels_come_back(name, caplog, capfd):
+    log = logging.getLogger(name)
+    with caplog.at_level(logging.DEBUG, logger=name):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with selecting._silence():
+                warnings.warn("a group of trials", stacklevel=1)
+                log.critical("a trial")
+                vectorised._progress("compiled for a group of trials")
+        assert not caplog.records
+        assert capfd.readouterr() == ("", "")
+        log.info("afterwards")
+        assert [record.getMessage() for record in caplog.records] == ["afterwards"]
+    vectorised._progress("compiled")
+    assert "compiled" in capfd.readouterr().err
 
 
 def test_the_command_prints_the_best_and_its_cost_and_nothing_of_the_others(candidates, tmp_path):

@@ -50,7 +50,7 @@ def test_a_choice_at_the_edge_of_the_grid_says_so():
 def test_a_choice_that_chance_could_turn_says_so():
     remarks = choose_noise(BASELINE, NOISED, 0.5, Margin(points=0.25, of_seeds=True)).remarks
     assert "within noise" in remarks[0]  # 0.30 against 0.50 allowed
-    assert "rejected for its 0.51" in remarks[1]
+    assert "rejected for a loss of 0.51" in remarks[1]
     assert choose_noise(BASELINE, NOISED, 0.5, Margin(points=None, of_seeds=False)).remarks
 
 

@@ -62,3 +62,9 @@ def test_users_of_a_store_that_are_printed_show_nothing_private(drawn, model, pl
     for said in (repr(drawn), str(drawn), repr([drawn]), repr(cohort), repr(drawn[1:3])):
         assert not any(number in said.split("0x")[0] for number in ("41", "17", "55"))
         assert "4 users" not in said
+
+
+def test_a_user_that_is_printed_shows_nothing():
+    user = User(np.array([77_123, 77_124]), np.array([0.77125]), 77_126)
+    for said in (repr(user), str(user), repr([user])):
+        assert "77" not in said.split("0x")[0]

@@ -1,13 +1,13 @@
-"""Measures whether a model has memorized planted phrases: the rank of each phrase among random phrases of its length.
+"""Measures whether a model has memorized planted phrases, by the rank of each phrase among random phrases.
 
-The exposure of a phrase is log2(candidates + 1) - log2(rank), where `rank` is its position when it and the random
-candidates are sorted by their probability under the model. The least likely phrase has exposure 0. A phrase that the
-model never saw, and whose words were drawn at random, exceeds an exposure of x with probability 2^-x; that turns
-exposure into a test.
+The exposure of a phrase is log2(candidates + 1) - log2(rank). `rank` is the position of the phrase when the phrase and
+the random candidates of its length are sorted by their probability under the model. The least likely phrase has
+exposure 0. If the model never saw a phrase, and its words were drawn at random, its exposure is x or more with
+probability at most 2^-x. So an exposure can be used as a statistical test.
 
     planted = read_canaries(store, model.vocabulary_size)              # corpus/canaries.py
     results = list(exposures(model, params_P, planted, secure_generator()))
-    memorized(results)                                                 # those that chance does not explain
+    memorized(results)                                                 # exposures that chance does not explain
 
 References: Carlini et al., "The Secret Sharer: Evaluating and Testing Unintended Memorization in Neural Networks",
 USENIX Security 2019, https://arxiv.org/abs/1802.08232. For federated training: Ramaswamy et al., "Training Production
@@ -31,26 +31,30 @@ from unheard.errors import InvalidValue
 from unheard.models.model import LanguageModel
 
 PHRASES_PER_BATCH = 256
+"""The number of phrases that a model scores in one batch."""
 FEWEST_CANDIDATES = 100
+"""The smallest number of random phrases that a planted phrase may be ranked among."""
 ROUNDING = 1e-4
-"""The log probability of one phrase may differ by so much between batches. Candidates within this distance rank before
-the phrase, so that rounding never raises an exposure."""
+"""The largest difference of the log probability of one phrase between batches, which comes from rounding.
+
+Candidates within this distance rank before the phrase, so that rounding never raises an exposure.
+"""
 SIGNIFICANCE = 0.05
-"""Phrases count as memorized if chance explains their exposures, all carried phrases together, with less than this
-probability."""
+"""The level of the test of `memorized`: the probability that it reports any phrase although the model has memorized
+none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exposure:
-    """The exposure of one planted phrase. It does not hold the phrase itself.
+    """The exposure of one planted phrase. The object does not contain the phrase.
 
     Attributes:
-        number: The position of the phrase in the record, from 0.
-        users: How many users carried the phrase.
-        repeats: How often each of them wrote it.
-        rank: Its rank among the candidates, 1 for the most likely.
+        number: The position of the phrase in the record of planted phrases, from 0.
+        users: The number of users in whose text the phrase was planted; 0 for a control.
+        repeats: How often the phrase is in the text of each of these users.
+        rank: The rank of the phrase among the candidates; 1 is the most likely.
         exposure: log2(candidates + 1) - log2(rank), in bits.
-        most: The largest exposure that this number of candidates can show.
+        most: The largest possible exposure with this number of candidates.
     """
 
     number: int
@@ -76,16 +80,16 @@ def exposures(
         model: The language model.
         params_P: Its parameters.
         canaries: The record of planted phrases (`corpus.canaries.read_canaries`).
-        rng: Draws the candidates. Phrases of one length share their candidates.
-        candidates: The number of random phrases to rank among, at least 100.
-        parallel_map: How batches are computed: in this process, or on all ranks (`engines/distributed/parallel_map.py`).
+        rng: The generator that draws the candidates. Phrases of the same length are compared with the same candidates.
+        candidates: The number of random phrases that each phrase is ranked among, at least 100.
+        parallel_map: Computes batches in this process or on all ranks (`engines/distributed/parallel_map.py`).
 
     Raises:
-        InvalidValue: Too few candidates, or a phrase without words.
+        InvalidValue: If there are too few candidates, or a phrase has no words of the vocabulary.
     """
     if candidates < FEWEST_CANDIDATES:
         raise InvalidValue(
-            f"Exposure needs at least {FEWEST_CANDIDATES} candidate phrases to rank among, not {candidates}. Give more."
+            f"Exposure needs at least {FEWEST_CANDIDATES} candidate phrases, not {candidates}. Give more candidates."
         )
     most = math.log2(candidates + 1)
     candidate_scores: dict[int, np.ndarray] = {}
@@ -114,13 +118,13 @@ def exposures(
 def log_probability(
     model: LanguageModel, params_P: Tensor, words_NL: np.ndarray, *, parallel_map: ParallelMap = sequential_map
 ) -> np.ndarray:
-    """Return log P(phrase | beginning of a post) in nats for N phrases of L words each, [N].
+    """Return log P(phrase | beginning of a post) in nats, for N phrases of L words each, [N].
 
     Args:
         model: The model.
         params_P: Its parameters.
         words_NL: The token ids of the phrases.
-        parallel_map: Computes the batches here or on all ranks.
+        parallel_map: Computes batches in this process or on all ranks.
     """
     features_F = np.zeros(model.user_features, dtype=np.float32) if model.user_features else None
     batches = [
@@ -135,13 +139,13 @@ def phrases(
 ) -> np.ndarray:
     """Return the log probability of each phrase of one batch, [B].
 
-    This is the job that `log_probability` gives to other ranks, which know it by the name of this function.
+    `log_probability` computes this function on other ranks, which look it up by its name.
 
     Args:
         model: The model.
-        params: Its parameters by layer.
+        params: Its parameters, by layer.
         target_BT: The token ids of the phrases of the batch.
-        features_F: The features of the user who types them, if the model takes features.
+        features_F: The features of a user, if the model takes features; `log_probability` passes zeros.
     """
     begin_B1 = torch.full((len(target_BT), 1), BOS, device=target_BT.device)
     logits_BTV = model.logits(params, torch.cat([begin_B1, target_BT[:, :-1]], dim=1), features_F)
@@ -150,11 +154,10 @@ def phrases(
 
 
 def memorized(results: Sequence[Exposure]) -> list[Exposure]:
-    """Return the phrases whose exposure chance does not explain.
+    """Return the phrases whose exposure is too large to be explained by chance.
 
-    The test has Bonferroni's correction over all carried phrases.
-
-    Controls, which no user carried, are never returned.
+    The test has the level `SIGNIFICANCE` for all planted phrases together (Bonferroni's correction). Controls, which
+    are in no user's text, are never returned.
     """
     carried = [result for result in results if result.users > 0]
     return [result for result in carried if len(carried) * 2.0**-result.exposure < SIGNIFICANCE]

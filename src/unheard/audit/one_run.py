@@ -1,29 +1,29 @@
-"""Bounds epsilon from below with one simulated run, in which a coin includes or excludes each canary user.
+"""Computes lower bounds on epsilon with one simulated run, in which a coin includes or excludes each canary user.
 
 A canary user adds the same vector of maximal norm in every round in which it is drawn. `CanaryUsers` divides the
 coordinates of the model among the canaries. The vector of a canary has random signs on its own coordinates and zeros
-elsewhere, so canaries are orthogonal and do not mask each other. Gaussian noise is the same in every direction, so for
-the guarantee any direction is as good as another; these are the easiest to detect. The vectors go through the same
-clip, grid and weights as the update of any user (`mechanism/aggregation.py`).
+elsewhere, so canaries are orthogonal and do not hide each other. Gaussian noise is the same in every direction, so the
+direction of a vector does not matter for the guarantee, and orthogonal vectors are the easiest to detect. The vectors
+go through the same clip, grid and weights as the update of any user (`mechanism/aggregation.py`).
 
-The audit runs the sampler, clip, estimator and noise of the run's plan, round by round as the run file says. By default
-the canaries are the only users: no text is read, nothing is charged, and the test is harder, since no other update
-hides a canary. With background users (`BackgroundUsers`) the users of the store train as well and are charged.
+The audit runs the sampler, clip, estimator and noise of the run's plan, round by round as in the run. By default the
+canaries are the only users. Then no text is read and nothing is charged, and the canaries are easiest to detect, since
+no other update hides them. With background users (`BackgroundUsers`) the users of the store train as well, and are
+charged.
 
-After each round every canary's score grows by the log likelihood ratio of "drawn with probability q" against "never
-drawn", given the released average. With correlated noise the releases are multiplied by C first, which makes their
-noise independent again; a canary's score is then the log likelihood ratio of the rows that it could have moved, given
-its group (`_correlated_scores`). At the end the scores are turned into guesses about who was included, and the
-guesses into lower bounds on epsilon: one that assumes nothing about the scores, one by f-DP (both in `lower_bound.py`),
-and one that assumes Gaussian noise of known size (`parametric_bound`). A bound above the claimed epsilon speaks
-against the claim.
+After each round the audit adds to every canary's score the log likelihood ratio of "drawn with probability q" against
+"never drawn", given the released average. With correlated noise the releases are first multiplied by C, which makes
+their noise independent. A canary's score is then the log likelihood ratio of the rounds in which its group could take
+part (`_correlated_scores`). At the end lower_bound.py computes three lower bounds on epsilon: two from guesses which
+canaries were included (distribution-free, and by f-DP), and one from the scores, which assumes Gaussian noise of known
+size (`parametric_bound`). A bound above the claimed epsilon is evidence against the claim.
 
     for step in audit_one_run(run, SecureStreams(), canaries=1000):
         if isinstance(step, OneRunResult):
             for bound in step.bounds:
                 print(bound.name, bound.epsilon, "<=", step.claimed, bound.assumptions)
 
-The parameter axis is P, the canary axis M, the coordinates of one canary N.
+Shape letters: P parameters, M canaries, N coordinates of one canary, T rounds.
 
 References: Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023; Andrew et al.,
 "One-shot Empirical Privacy Estimation for Federated Learning", ICLR 2024, https://arxiv.org/abs/2302.03098.
@@ -73,8 +73,9 @@ from unheard.training.run import Run
 from unheard.updates.user_update import ONE, StoredUsers
 
 DEFAULT_COUNT = 4000
+"""The default number of canary users, if the model is large enough."""
 UNBOUNDED_NORM = 10.0
-"""The norm of a canary's vector where the plan has no clip."""
+"""The norm of a canary's vector if the plan has no clip."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +84,8 @@ class CanaryUsers:
 
     Attributes:
         count: The number of canaries.
-        owner_P: The canary that owns each coordinate, or -1 where no canary does.
-        sign_P: The sign of its owner's vector at each coordinate.
+        owner_P: The number of the canary that owns each coordinate; -1 for coordinates without an owner.
+        sign_P: The sign of the owner's vector at each coordinate.
     """
 
     count: int
@@ -93,7 +94,10 @@ class CanaryUsers:
 
     @staticmethod
     def default_count(layout: Layout) -> int:
-        """Return a count that gives a strong audit and leaves each canary a few coordinates in the largest layer."""
+        """Return the default number of canaries: `DEFAULT_COUNT`, or fewer if the model is small.
+
+        Each canary gets at least four coordinates of the largest layer, unless that layer has fewer than eight.
+        """
         largest = max(where.stop - where.start for where in layout.slices.values())
         return max(2, min(DEFAULT_COUNT, largest // 4))
 
@@ -110,7 +114,7 @@ class CanaryUsers:
             rng: The source of randomness.
 
         Raises:
-            InvalidValue: Fewer than 2 canaries, or more than the model has coordinates for.
+            InvalidValue: If there are fewer than 2 canaries, or more than the largest layer has coordinates.
         """
         if count < 2:
             raise InvalidValue(f"An audit needs at least 2 canaries, not {count}. Hundreds give a tighter bound.")
@@ -130,14 +134,15 @@ class CanaryUsers:
     def units(self, plan: RoundPlan) -> Tensor:
         """Return the contributions of all canaries in integer units of the grid, each on its own coordinates, [P].
 
-        Each canary's vector passes through the plan's clip, weight and grid. Only the canary's own coordinates are
-        given to them: the others are zero, and zeros change neither a norm nor the rounding.
+        Each canary's vector passes through the plan's clip, weight and grid, restricted to the canary's own
+        coordinates. The other coordinates are zero, so they change neither a norm nor the rounding.
         """
         units_P = torch.zeros(plan.layout.total, dtype=torch.int64)
         delta_P = torch.from_numpy(self._deltas(plan))
         own_MN = np.argsort(self.owner_P, kind="stable")[(self.owner_P < 0).sum() :].reshape(self.count, -1)
         balls, begin = [], 0
-        for ball in plan.contribution.balls:  # the same balls in the same order, restricted to one canary's coordinates
+        # The balls of the clip, restricted to the coordinates of one canary.
+        for ball in plan.contribution.balls:
             share = int((self.owner_P[ball.where] == 0).sum())
             balls.append(Ball(slice(begin, begin + share), ball.radius))
             begin += share
@@ -147,7 +152,7 @@ class CanaryUsers:
         return units_P
 
     def _deltas(self, plan: RoundPlan) -> np.ndarray:
-        """Return the vectors of all canaries before the clip, each with the largest norm that the clip allows."""
+        """Return the vectors of all canaries before the clip, in one array [P]. Each has the largest norm allowed."""
         balls = plan.contribution.balls
         delta_P = np.zeros(plan.layout.total)
         for where, radius in [(b.where, b.radius) for b in balls] or [(slice(0, len(delta_P)), UNBOUNDED_NORM)]:
@@ -156,14 +161,17 @@ class CanaryUsers:
         return np.where(self.owner_P >= 0, delta_P, 0.0)
 
     def cohort(self, drawn: np.ndarray, units_P: Tensor, plan: RoundPlan) -> CohortSum:
-        """Sum the contributions of the drawn canaries. Their coordinates do not overlap, so the sum is a selection.
+        """Return the sum of the contributions of the drawn canaries.
+
+        The coordinates of canaries do not overlap, so the sum has the drawn canaries' values and zeros elsewhere.
 
         Args:
             drawn: The numbers of the canaries that take part.
             units_P: The contributions of all canaries (`units`).
             plan: The plan of the round.
         """
-        is_drawn = np.append(np.isin(np.arange(self.count), drawn), False)  # the last entry serves the owner -1
+        # The last entry is for coordinates without an owner: index -1 reads it.
+        is_drawn = np.append(np.isin(np.arange(self.count), drawn), False)
         selected_P = torch.where(torch.from_numpy(is_drawn[self.owner_P]), units_P, 0)
         contribution = plan.contribution
         return CohortSum(
@@ -185,24 +193,26 @@ class CanaryUsers:
         return self._sum_by_owner(units_P.numpy() * average_P) / np.maximum(norm_M, 1e-300)
 
     def _sum_by_owner(self, value_P: np.ndarray) -> np.ndarray:
+        """Return the sum of the values at the coordinates of each canary, [M]."""
         owned_P = self.owner_P >= 0
         return np.bincount(self.owner_P[owned_P], weights=value_P[owned_P], minlength=self.count)
 
 
 @dataclass
 class BackgroundUsers:
-    """The users of a store during an audit, and the model that they train.
+    """The users of a store who take part in an audit, and the model that they train.
 
     Creating the object registers the audit in the population's ledger as a run of its own.
 
     Attributes:
         run: The run that is audited.
-        store: The token store of its users.
-        engine: Computes the updates of a cohort.
-        streams: Randomness of the audit.
-        population: The ledger that every round is charged to.
+        store: The store of its users.
+        engine: The engine that computes the updates of a cohort.
+        streams: The randomness of the audit.
+        population: The ledger to which every round is charged.
         name: The name of the audited run; the ledger lists "an audit of <name>".
         state: The model and the server's state after the rounds so far.
+        id: The id of the audit in the population's ledger.
     """
 
     run: Run
@@ -221,10 +231,10 @@ class BackgroundUsers:
             "delta": self.run.claimed_delta,
             "population": self.run.plan.population,
         }
-        self.population.register(self.id, facts, held=0)
+        self.population.register(self.id, facts, num_charged=0)
 
     def join(self, canaries: CohortSum, plan: RoundPlan, event: Event, round: int) -> CohortSum:
-        """Charge one round, then draw a cohort and return the sum of its updates and those of the canaries.
+        """Charge one round, draw a cohort, and return the sum of its updates and of the canaries' contributions.
 
         Args:
             canaries: The sum over the canaries drawn in this round.
@@ -232,10 +242,9 @@ class BackgroundUsers:
             event: The privacy event of this round.
             round: The number of the round, from 0.
         """
-        # DP: an audit among users is a run on them: charged before anybody is drawn.
+        # DP: an audit in which users take part is a run on them, so it is charged before its cohort is drawn.
         self.population.charge(self.id, round, event, round)
-        # A stream of its own: the canaries' cohort is drawn from `streams.sampling`, and no generator may serve two
-        # cohorts.
+        # The canaries are drawn from `streams.sampling`; two cohorts must not be drawn from the same stream.
         rng = self.streams.batches(round)
         cohort = plan.sampling.draw(self.store.train.num_users, plan.population, rng)
         stored = StoredUsers(self.store.train, cohort, with_features=bool(self.run.model.user_features))
@@ -248,12 +257,14 @@ class BackgroundUsers:
 
 
 LARGEST_DELTA = 1e-3
-"""Upper limit on the audit's delta times the number of canaries."""
+"""The largest product of the audit's delta and the number of canaries."""
 
 REFUTATION_LEVELS = {"distribution-free": 1 - CONFIDENCE, "f-DP": 0.01, "parametric": 1e-4}
-"""How often each bound may refute the claim of a sound mechanism. A sound mechanism lies at the limit of what the
-parametric test allows, so that its 95 % bound exceeds the claim in one of 20 sound audits. That alone is no
-refutation."""
+"""The probability with which each bound may refute the claim of a sound mechanism.
+
+For a sound mechanism the signal of a canary is exactly what the parametric model expects. So its parametric bound with
+95 % confidence exceeds the claim in one of 20 audits. The level of 1e-4 keeps this from counting as a refutation.
+"""
 
 ASSUMPTIONS = {
     "distribution-free": "none about the mechanism or the scores (Steinke, Nasr and Jagielski 2023)",
@@ -262,7 +273,7 @@ ASSUMPTIONS = {
     "parametric": "the noise is Gaussian with the known standard deviation, canaries are drawn with probability q, and every "
     "included canary adds the same signal, whose size is fitted",
 }
-"""What each bound assumes. The canaries are included by independent fair coins for all of them."""
+"""The assumptions of each bound. All bounds also assume that independent fair coins include the canaries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +283,7 @@ class LowerBound:
     Attributes:
         name: A key of `ASSUMPTIONS`.
         epsilon: The bound; NaN if there is none.
-        assumptions: What it assumes, or why there is none.
+        assumptions: What the bound assumes, or why there is no bound.
     """
 
     name: str
@@ -282,7 +293,7 @@ class LowerBound:
 
 @dataclass(frozen=True, kw_only=True)
 class OneRunResult:
-    """The result of a one-run audit. Scores belong to canaries, not to users of the store.
+    """The result of a one-run audit. It contains scores of canaries only, and no data of users of the store.
 
     Attributes:
         rounds: The number of rounds that were simulated.
@@ -290,14 +301,14 @@ class OneRunResult:
         included_M: Which canaries were included.
         guesses: The guesses that give the highest distribution-free bound.
         events: The events of the simulated rounds.
-        parametric: The lower bound on epsilon by a fitted Gaussian.
+        parametric: The parametric lower bound on epsilon.
         refuted_by: The names of the bounds that refute the claim.
         estimate: The epsilon of a Gaussian mechanism whose two output distributions are as far apart as the scores of
-            included and excluded canaries. Not a bound, but close to the truth unless q is small.
-        claimed: The epsilon that the accountants give for these rounds, at `delta`.
-        accountant: The accountant of `claimed`.
+            included and excluded canaries. It is not a bound, but it is close to the true epsilon unless q is small.
+        claimed: The epsilon of these rounds at `delta`, by the accountants.
+        accountant: The accountant that gives `claimed`.
         delta: The delta of all figures.
-        confidence: The confidence of each lower bound by itself.
+        confidence: The confidence of each single lower bound.
     """
 
     rounds: int
@@ -320,7 +331,7 @@ class OneRunResult:
 
     @cached_property
     def f_dp(self) -> float:
-        """The lower bound on epsilon by f-DP; takes some seconds."""
+        """The lower bound on epsilon by f-DP. It is computed at the first access, which takes some seconds."""
         return f_dp_bound(self.score_M, self.included_M, self.events, self.delta, self.confidence)
 
     @property
@@ -337,7 +348,7 @@ class OneRunResult:
 
     @property
     def holds(self) -> bool:
-        """Whether the claim survived the audit."""
+        """Whether no bound refutes the claim."""
         return not self.refuted_by
 
 
@@ -349,17 +360,21 @@ def audit_one_run(
     rounds: int | None = None,
     background: BackgroundUsers | None = None,
 ) -> Iterator[int | OneRunResult]:
-    """Simulate one run with canary users.
+    """Simulate one run with canary users, and compute lower bounds on its epsilon.
 
     Args:
         run: The run whose mechanism is audited.
-        streams: Randomness for the coins, cohorts and noise.
+        streams: The randomness for the coins, cohorts and noise.
         canaries: The number of canary users.
         rounds: The number of rounds; None for the rounds of the run.
-        background: Users of the store who take part, or None for canaries alone.
+        background: Users of the store who take part too; None for canaries alone. Every round is charged to them.
 
     Yields:
-        The number of rounds done, after each round; at last the `OneRunResult`.
+        After each round the number of rounds done; at the end the `OneRunResult`.
+
+    Raises:
+        InvalidValue: If there are too few or too many canaries for the model.
+        UnprovenCombination: For background users in a run with correlated noise.
     """
     layout = run.model.layout
     rng = streams.batches(-1)
@@ -373,7 +388,7 @@ def audit_one_run(
     if isinstance(run.plan.noise, CorrelatedNoise):
         if background is not None:
             raise UnprovenCombination(
-                "An audit of correlated noise is made with canaries alone: leave out the users of the store (--with-users)."
+                "An audit of correlated noise runs with canaries only: leave out the users of the store (--with-users)."
             )
         yield from _audit_correlated(run, run.plan.noise, streams, users, included_M, rounds or run.training.rounds)
         return
@@ -400,13 +415,22 @@ def audit_one_run(
 def _audit_correlated(
     run: Run, noise: CorrelatedNoise, streams: Streams, users: CanaryUsers, included_M: np.ndarray, rounds: int
 ) -> Iterator[int | OneRunResult]:
-    """Simulate one run with correlated noise; as `audit_one_run`."""
+    """Simulate one run with correlated noise. Yields the same as `audit_one_run`.
+
+    Args:
+        run: The run whose mechanism is audited.
+        noise: The noise of its plan.
+        streams: The randomness for cohorts and noise.
+        users: The canary users.
+        included_M: Which canaries are included.
+        rounds: The number of rounds.
+    """
     plan = run.plan.at(0, run.model.layout)
     sampling, parameters = plan.sampling, plan.layout.total
     assert isinstance(sampling, GroupedSampling)
     matrix = noise.factorisation(sampling, plan.population)
     if noise.strategy == "blt":
-        rounds = min(rounds, matrix.rounds)  # the mechanism ends there
+        rounds = min(rounds, matrix.rounds)  # A BLT mechanism has a fixed number of rounds.
     history, key = NoiseHistory(matrix, parameters, torch.device("cpu")), streams.groups_key(0)
     units_P = users.units(plan)
     norm_M = users.norms(units_P)
@@ -436,10 +460,19 @@ def _correlated_scores(
     sigma: float,
     q: float,
 ) -> np.ndarray:
-    """Return the log likelihood ratio of each canary, summed over its blocks of rounds.
+    """Return the log likelihood ratio of each canary, summed over its blocks of rounds, [M].
 
-    C times the projected releases has independent noise sigma. A canary that takes part in round t adds c times its norm
-    to the rows from t on. With BLT a canary takes part whenever it is its turn, and all its rounds are one block.
+    C times the projected releases has independent noise of standard deviation sigma. A canary that takes part in round
+    t adds its norm times the first column of C to the rows from t on. With the banded strategy each round of a canary's
+    group is a block of its own. With BLT a canary takes part whenever its group does, so all its rounds are one block.
+
+    Args:
+        projected_TM: The component of each release along the direction of each canary.
+        norm_M: The norm of each canary's contribution to the average.
+        groups_M: The group of each canary.
+        matrix: The factorisation of the noise.
+        sigma: The standard deviation of the independent noise.
+        q: The probability that a canary takes part when it is its group's turn.
     """
     rounds = len(projected_TM)
     column = matrix.column(rounds)
@@ -460,7 +493,10 @@ def _correlated_scores(
 
 
 def _draw(plan: RoundPlan, num_users: int, streams: Streams, round: int) -> np.ndarray:
-    """Draw canaries as the plan does. Fixed-size sampling takes at most half of the included canaries."""
+    """Draw canaries with the plan's sampler, and return their positions among the included canaries.
+
+    Fixed-size sampling draws at most half of the included canaries.
+    """
     sampling = plan.sampling
     if isinstance(sampling, FixedSizeSampling):
         sampling = FixedSizeSampling(users_per_round=max(1, min(sampling.users_per_round, num_users // 2)))
@@ -468,7 +504,10 @@ def _draw(plan: RoundPlan, num_users: int, streams: Streams, round: int) -> np.n
 
 
 def _unit(plan: RoundPlan, cohort: CohortSum) -> float:
-    """Return by how much one unit of the sum changes the average: its grid over the declared or the used denominator."""
+    """Return how much one unit of the sum changes the average.
+
+    This is the grid divided by the declared denominator; without a bound on the sensitivity, by the denominator used.
+    """
     average = plan.average(cohort)
     if average.unit == 0:
         return 0.0
@@ -478,9 +517,15 @@ def _unit(plan: RoundPlan, cohort: CohortSum) -> float:
 def _log_likelihood_ratio(
     projection_M: np.ndarray, norm_M: np.ndarray, noise_std: float, plan: RoundPlan
 ) -> np.ndarray:
-    """Return the evidence of one round that each canary is included: log((1 - q) + q N(norm, sigma) / N(0, sigma)).
+    """Return what one round adds to the score of each canary: log((1 - q) + q N(norm, sigma) / N(0, sigma)), [M].
 
-    Without noise the ratio is infinite or zero; the projection itself is returned instead.
+    Without noise this ratio is infinite or zero; the projection itself is returned instead.
+
+    Args:
+        projection_M: The component of the released average along the direction of each canary.
+        norm_M: The component that a drawn canary adds.
+        noise_std: sigma, the standard deviation of the noise.
+        plan: The plan of the round.
     """
     if noise_std == 0:
         return projection_M
@@ -490,6 +535,7 @@ def _log_likelihood_ratio(
 
 
 def _probability(plan: RoundPlan) -> float:
+    """Return q, the probability that a canary is drawn in a round, at most 1."""
     return min(plan.sampling.probability(plan.population), 1.0)
 
 
@@ -497,13 +543,13 @@ def _result(
     run: Run, events: list[Event], signals: Signals, score_M: np.ndarray, included_M: np.ndarray
 ) -> OneRunResult:
     """Compute all bounds and tests of an audit from its scores."""
-    # A mechanism that is private at one delta is private at every other, with another epsilon. The lower bound counts
-    # delta once for each canary, so a large delta would hide everything. All figures are therefore given at this
-    # smaller delta.
+    # The distribution-free bound counts delta once for each canary, so with a large delta it would always be 0. The
+    # mechanism also has an epsilon at every smaller delta, so all figures are computed at this smaller delta.
     delta = min(run.claimed_delta, LARGEST_DELTA / len(score_M))
     bound, guesses = best_epsilon(events, delta), best_guesses(score_M, included_M, delta)
     claimed = bound.epsilon
-    signals = signals if signals.total() == len(events) else Counter()  # a round without noise reveals everything
+    # If a round has no noise, the parametric model does not apply.
+    signals = signals if signals.total() == len(events) else Counter()
     strict = parametric_bound(score_M, included_M, signals, delta, confidence=1 - REFUTATION_LEVELS["parametric"])
     refutations = {
         "distribution-free": guesses.epsilon > claimed,
@@ -526,12 +572,22 @@ def _result(
 
 
 def _estimate(included: np.ndarray, excluded: np.ndarray, delta: float, without_noise: bool) -> float:
-    """Return the epsilon of a Gaussian mechanism whose two outcomes are as far apart as these groups of scores."""
+    """Return the epsilon of a Gaussian mechanism whose two outcomes are as far apart as these two groups of scores.
+
+    Args:
+        included: The scores of included canaries.
+        excluded: The scores of excluded canaries.
+        delta: The delta of the epsilon.
+        without_noise: Whether the run adds no noise. Then the result is infinite if the two groups clearly differ.
+
+    Returns:
+        The epsilon; NaN if a group has fewer than two scores.
+    """
     if len(included) < 2 or len(excluded) < 2:
         return math.nan
     spread = float(np.sqrt((included.var(ddof=1) + excluded.var(ddof=1)) / 2))
     distance = float(included.mean() - excluded.mean())
-    if without_noise and float(np.asarray(stats.mannwhitneyu(included, excluded))[1]) < 1e-3:  # the p-value
+    if without_noise and float(np.asarray(stats.mannwhitneyu(included, excluded))[1]) < 1e-3:  # [1] is the p-value.
         return math.inf
     if spread == 0 or distance <= 0:
         return 0.0

@@ -35,23 +35,24 @@ from unheard.training.initialise import (
 from unheard.training.released import Released
 
 BINS = 60
+"""The number of bars of each histogram of scores."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a step, how much of it is done, and how much there is."""
+"""A function that shows progress. It is called with the name of a step, the number of items done, and the total."""
 
 
 def no_progress(step: str, done: int, total: int) -> None:
-    """Ignore the progress: the default of `audit_run`."""
+    """Do nothing. The default `progress` of `audit_run`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """The results of both audits; either is None if it was not made.
+    """The results of both audits of a run.
 
     Attributes:
-        exposures: The exposure of each phrase that was planted in the store.
-        one_run: The result of the run with canary users.
-        run: The id of the run that was audited.
+        exposures: The exposure of each phrase that was planted in the store; None if no phrase was planted.
+        one_run: The result of the simulated run with canary users; None if it was skipped.
+        run: The id of the audited run.
     """
 
     exposures: Sequence[Exposure] | None
@@ -60,18 +61,18 @@ class AuditResult:
 
     @property
     def holds(self) -> bool:
-        """Whether the claimed epsilon survived."""
+        """Whether the claimed epsilon was not refuted. True if the one-run audit was skipped."""
         return self.one_run is None or self.one_run.holds
 
     def sentences(self) -> Iterator[str]:
-        """Yield the result in plain words, one or two sentences for each audit."""
+        """Yield the results as lines of text, first of the planted phrases, then of the one-run audit."""
         if self.exposures is not None:
             yield from _about_exposures(self.exposures)
         if self.one_run is not None:
             yield from _about_one_run(self.one_run)
 
     def record(self) -> dict[str, Any]:
-        """Return the result as strict JSON: the content of `audit.json`."""
+        """Return the result as JSON values without NaN or infinity. They are the content of `audit.json`."""
         results = self.exposures
         return plain(
             {
@@ -96,9 +97,9 @@ class AuditResult:
             replace_file(folder / "scores.svg", plot.encode())
 
     def score_plot(self, title: str) -> str | None:
-        """Return an SVG of the canaries' scores, included against excluded; None without a one-run audit.
+        """Return an SVG with histograms of the scores of included and of excluded canaries.
 
-        The more the two histograms overlap, the less the run reveals.
+        The more the two histograms overlap, the less the run reveals. Return None without a one-run audit.
         """
         if self.one_run is None:
             return None
@@ -125,22 +126,28 @@ def audit_run(
 
     Args:
         released: The model and run to audit.
-        store: The folder of the run's token store.
-        engine: Computes updates and log probabilities, here or on all ranks.
+        store: The folder of the run's store.
+        engine: The engine that computes updates and log probabilities, in this process or on all ranks.
         name: The name of the run, for the population's ledger.
-        canaries: The number of canary users; None for as many as the model has coordinates for, at most 4,000.
+        canaries: The number of canary users; None for the default (`CanaryUsers.default_count`, at most 4,000).
         rounds: The number of simulated rounds; None for the rounds of the run.
-        candidates: The number of random phrases to rank each planted phrase among.
-        with_users: Let the users of the store take part in the simulated run. They are charged for it.
-        skip_one_run: Only rank planted phrases.
-        allow_no_privacy: Allow `with_users` for a run without noise, which makes the epsilon of its users infinite.
+        candidates: The number of random phrases that each planted phrase is ranked among.
+        with_users: Whether the users of the store take part in the simulated run. They are charged for it.
+        skip_one_run: Whether to skip the simulated run and only rank planted phrases.
+        allow_no_privacy: Whether `with_users` is allowed for a run without noise, which makes the epsilon of its users
+            infinite.
         progress: Called as the work proceeds.
 
     Returns:
         Both results.
+
+    Raises:
+        InvalidValue: If a number is out of range.
+        UnprovenCombination: For `with_users` in a run with correlated noise.
+        PrivacyError: For `with_users` in a run without noise, unless `allow_no_privacy` is set.
     """
     if with_users and not skip_one_run:
-        # DP: an audit of a run without noise, among its users, is a run without noise on them.
+        # DP: an audit of a run without noise, in which its users take part, is itself a run without noise on them.
         check_permission(released.run, allow_no_privacy)
     ranked: list[Exposure] | None = None
     if has_canaries(store):
@@ -174,7 +181,7 @@ def audit_run(
 
 
 def _one_run_record(audit: OneRunResult) -> dict[str, Any]:
-    """Values that JSON can hold: a missing bound becomes None."""
+    """Return the result of the one-run audit as JSON values. A bound that does not exist is None."""
     return {
         "canaries": len(audit.score_M),
         "rounds": audit.rounds,
@@ -199,18 +206,18 @@ def _one_run_record(audit: OneRunResult) -> dict[str, Any]:
 
 
 def _about_exposures(results: Sequence[Exposure]) -> Iterator[str]:
-    """Name the memorized canaries, or say that there are none."""
+    """Yield sentences that name the memorized phrases, or say that there are none."""
     learned = memorized(results)
     if learned:
         numbers = ", ".join(f"{r.number} (carried by {r.users}: {r.exposure:.1f} bits)" for r in learned[:10])
         yield f"Planted phrases: {len(learned)} of {len(results)} canaries were memorized: number {numbers}."
-        yield f"({learned[0].most:.1f} bits are the most that this number of candidates can show.)"
+        yield f"(The largest exposure that this number of candidates can show is {learned[0].most:.1f} bits.)"
     else:
         yield f"Planted phrases: none of {len(results)} canaries is more exposed than chance explains."
 
 
 def _about_one_run(audit: OneRunResult) -> Iterator[str]:
-    """Give the bounds of a one-run audit and what they say about the claim."""
+    """Yield the lower bounds of a one-run audit, and whether they refute the claim."""
     yield (
         f"One run: {audit.guesses.correct} of {audit.guesses.count} guesses about {len(audit.score_M)} canary users were right. "
         f"So epsilon is at least {audit.bound:.3g} at delta {audit.delta:.2g}, with {100 * audit.confidence:.0f} % confidence."
@@ -221,9 +228,12 @@ def _about_one_run(audit: OneRunResult) -> Iterator[str]:
         yield f"  {bound.name:<18}{value:>6}   assumes: {bound.assumptions}"
     claimed = f"{audit.claimed:.3g} by {accountant_title(audit.accountant)}"
     if math.isinf(audit.claimed):
-        yield "The run claims no guarantee (its epsilon is infinite), and the audit shows what that means."
+        yield "The run claims no guarantee (its epsilon is infinite), so there is no claim to refute."
     elif audit.holds:
-        yield f"The claim of {claimed} for these rounds stands: an audit can refute a claim, not prove it."
+        yield (
+            f"The audit does not refute the upper bound, epsilon = {claimed} for the audited rounds at this delta. An audit "
+            "can refute a bound but not prove it."
+        )
         if audit.parametric.epsilon > audit.claimed:
             yield "The parametric bound is above the claim, as in one of 20 sound audits: repeat the audit."
         if "pure noise" in audit.parametric.reason:

@@ -5,10 +5,13 @@
 
 `verify` recomputes everything that follows from the run file and the ledger: the events of all rounds, the facts in the
 ledger's header, epsilon and the statement. It compares the model with its checkpoint, and the run's charges with those
-in the population's ledger. It writes nothing and repairs nothing.
+in the population's ledger. It does not write or repair any file.
 
-A folder that was forged as a whole cannot be told from a genuine one: the hash chain of a ledger is not a signature
+`verify` cannot detect a folder in which all files were forged to agree: the hash chain of a ledger is not a signature
 (docs/threat-model.md).
+
+Each check is a function that takes what could be read of the folder (`Folder`). It yields short sentences about what
+agrees, and raises `CheckFailed` or `CheckSkipped` otherwise.
 """
 
 import json
@@ -52,18 +55,21 @@ from unheard.training.initialise import streams_of
 from unheard.training.run import Run, read_saved_run, run_hash
 
 EPSILON_SLACK = 1e-4
-"""Relative difference that is allowed between two computations of one figure. Other versions and other machines may
-round the losses of a round differently; a statement prints four digits."""
+"""The relative difference that is allowed between two computations of one figure.
+
+Other versions and other machines may round the privacy losses of a round differently. A statement prints four digits.
+"""
 SMALLEST_FIGURE = 1e-6
-"""Figures below this one, such as the smallest deltas of a curve, may differ by as much as this one."""
+"""For figures below this number, such as the smallest deltas of a curve, the allowed difference is `EPSILON_SLACK`
+times this number."""
 
 
 class CheckFailed(UnheardError):
-    """Two files of the folder do not agree."""
+    """The check failed: files do not agree, or a file is missing or damaged."""
 
 
 class CheckSkipped(UnheardError):
-    """The check could not be made, for a reason that is no fault of the run."""
+    """The check is impossible here, for example because the store is on another machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +77,9 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        name: What was checked.
-        fits: True if it agrees, False if it does not, None if it could not be checked.
-        words: What was found, for a person.
+        name: The name of the check.
+        fits: True if the files agree, False if they do not, None if the check was not possible.
+        words: What the check found, as text for a reader.
     """
 
     name: str
@@ -83,7 +89,10 @@ class Finding:
 
 @dataclass
 class Folder:
-    """What could be read of a run folder. The rest stays None, and the checks that need it are skipped."""
+    """What could be read of a run folder. The first checks fill it in.
+
+    A part that could not be read stays None or empty, and the checks that need it are skipped.
+    """
 
     path: RunFolder
     run: Run | None = None
@@ -92,7 +101,11 @@ class Folder:
 
 
 Check = Callable[[Folder], Iterator[str]]
-"""Yields sentences about what agrees; raises `CheckFailed` or `CheckSkipped`, or any other error of the library."""
+"""A function that makes one check.
+
+It yields sentences about what agrees. If something does not agree, it raises `CheckFailed` or another error of the
+library; if the check is not possible, it raises `CheckSkipped`.
+"""
 
 
 def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
@@ -100,14 +113,14 @@ def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
 
     Args:
         path: The run folder.
-        corpus: Where the store of the run is now; None for the path in the run file.
+        corpus: The present path of the run's store; None for the path in the run file.
 
     Returns:
-        One finding for each check, in the order in which they build on each other.
+        One finding for each check. A check may depend on the checks before it.
 
     Raises:
-        RunFolderMissing: The folder has neither a run file nor a ledger.
-        RunFolderError: Something in the folder is not a regular file.
+        RunFolderMissing: If the folder has neither a run file nor the ledger of a run.
+        RunFolderError: If something in the folder is not a regular file.
     """
     folder = Folder(RunFolder(Path(path)))
     folder.path.check_files()
@@ -115,7 +128,7 @@ def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
     if not folder.path.run_file.exists() and (is_store or not folder.path.ledger.exists()):
         raise RunFolderMissing(not_a_run_folder(path))
     checks: list[tuple[str, Check]] = [
-        ("checkpoints read back", _checkpoints_read),  # before the ledger, which may grow meanwhile
+        ("checkpoints read back", _checkpoints_read),  # Before the ledger, which a run under way may extend.
         ("ledger", _ledger),
         ("configuration", _configuration),
         ("facts", _facts),
@@ -132,12 +145,12 @@ def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
         ("store", lambda folder: _store(folder, corpus)),
         ("epsilon", _epsilon),
     ]
-    with no_code():  # the folder may be somebody else's, and its run file names the code to import
+    with no_code():  # The run file names code to import, and the folder may come from someone who is not trusted.
         return [_finding(name, check, folder) for name, check in checks]
 
 
 def _finding(name: str, check: Check, folder: Folder) -> Finding:
-    """Make one check. An error that any part of the library raises is a finding too, in the words of that error."""
+    """Make one check and return its finding. An error of the library, or of the file system, is a failed check."""
     sentences: list[str] = []
     try:
         sentences.extend(check(folder))
@@ -153,11 +166,11 @@ def _finding(name: str, check: Check, folder: Folder) -> Finding:
 
 
 def _checkpoints_read(folder: Folder) -> Iterator[str]:
-    """Every checkpoint reads back with the hash it was saved with."""
+    """Check that every checkpoint can be read and has the hash with which it was saved."""
     files = checkpoint_files(folder.path)
     if not files:
         raise CheckFailed(
-            f"{folder.path.checkpoints} holds no checkpoint: the run cannot be resumed, and its model cannot be checked."
+            f"{folder.path.checkpoints} has no checkpoint: the run cannot be resumed, and its model cannot be checked."
         )
     for file in files:
         folder.checkpoints.append(read_checkpoint(file))
@@ -165,20 +178,21 @@ def _checkpoints_read(folder: Folder) -> Iterator[str]:
 
 
 def _ledger(folder: Folder) -> Iterator[str]:
-    """The hash chain of the ledger is whole. A last line that a crash has torn is no fault: `resume` cuts it off."""
+    """Check the hash chain of the ledger. A last line that a crash left incomplete is allowed: `resume` removes it."""
     folder.ledger = Ledger.read(folder.path.ledger)
     yield f"{len(folder.ledger)} charges, each chained to the one before it"
     if folder.ledger.repaired:
-        yield f"its end was torn by a crash ({folder.ledger.repaired.replace('has been', 'will be')} on resume)"
+        yield f"a crash left its last line torn ({folder.ledger.repaired.replace('has been', 'will be')} on resume)"
 
 
 def _configuration(folder: Folder) -> Iterator[str]:
-    """The hash of the run file is the one that the ledger's header names."""
+    """Check that the run file has the hash that is recorded in the ledger's header."""
     folder.run, _ = read_saved_run(folder.path.run_file)
     if isinstance(folder.run.model, ModuleModel) and folder.path.model.is_file():
         layout = recorded_layout(folder.path.model)
         if layout is not None:
-            folder.run.model.__dict__["_layout"] = layout  # instead of importing the class
+            # The class of the model is not imported, so its layout is taken from the model's file.
+            folder.run.model.__dict__["_layout"] = layout
     if folder.ledger is None:
         raise CheckFailed("run.toml can be read, but there is no ledger to compare it with.")
     if folder.ledger.facts.get("run_hash") != run_hash(folder.run):
@@ -189,9 +203,9 @@ def _configuration(folder: Folder) -> Iterator[str]:
 
 
 def _facts(folder: Folder) -> Iterator[str]:
-    """The facts of the ledger's header follow from the run file.
+    """Check that the facts in the ledger's header follow from the run file.
 
-    This finds a header that was sealed anew with other numbers.
+    This detects a header with other numbers whose hash was computed again.
     """
     run, ledger = _run_and_ledger(folder)
     expected = {
@@ -204,16 +218,19 @@ def _facts(folder: Folder) -> Iterator[str]:
     if different:
         raise CheckFailed(f"the ledger's first line states other facts than run.toml gives: {', '.join(different)}.")
     yield "population, q, weights, S, z, sensitivity, grid and delta follow from run.toml"
-    if (declared := ledger.facts.get("declared")) is not None:  # ledgers of older versions have none
+    if (declared := ledger.facts.get("declared")) is not None:  # Ledgers of older versions have no declaration.
         yield _declared(run, declared)
 
 
 def _declared(run: Run, declared: Any) -> str:
-    """Compare the declaration in the ledger's header, which the claim of a run that stopped early rests on."""
+    """Check the declaration in the ledger's header, and return a sentence about it.
+
+    The declaration has the rounds, events and budget of the run. The claim of a run that stopped early depends on it.
+    """
     phases = [(first, to_record(plan.event())) for first, plan in run.plan.phases(run.model.layout)]
     expected = json.loads(json.dumps(declaration(run.training.rounds, phases, run.budget)))
     rounds = declared.get("rounds") if isinstance(declared, dict) else None
-    # DP: other events or another budget than those of run.toml would give a run another claim than it has paid for.
+    # DP: other events or another budget than those of run.toml would give a run a claim that its charges do not cover.
     if type(rounds) is not int or {**expected, "rounds": rounds} != declared:
         raise CheckFailed("the ledger's first line declares other events or another budget than run.toml gives.")
     if rounds == run.training.rounds:
@@ -225,9 +242,9 @@ def _declared(run: Run, declared: Any) -> str:
 
 
 def _correlated_noise(folder: Folder) -> Iterator[str]:
-    """The coefficients in the ledger's header are those of a proved mechanism and fit the run file.
+    """Check that the coefficients of correlated noise in the ledger's header have a proof and agree with the run file.
 
-    Their sensitivity is recomputed from the header alone.
+    The sensitivity is computed again from the header alone.
     """
     run, ledger = _run_and_ledger(folder)
     record, noise = ledger.facts.get("correlated_noise"), run.plan.noise
@@ -256,12 +273,14 @@ def _correlated_noise(folder: Folder) -> Iterator[str]:
 
 
 def _charges(folder: Folder) -> Iterator[str]:
-    """Each charge from the first round on is the event that the plan gives for its round, and no round is skipped."""
+    """Check that each charge from the first round on is the plan's event for its round, and no round is skipped."""
     run, ledger = _run_and_ledger(folder)
     entries, layout, events = ledger.entries, run.model.layout, {}
     past = _charges_before_training(ledger)
     if past > len(entries) or any(entry.round for entry in entries[:past]):
-        raise CheckFailed(f"the ledger says that {past} charges came before the first round, and does not have them.")
+        raise CheckFailed(
+            f"the header of the ledger declares {past} charges before the first round, but the ledger does not have them."
+        )
     reached = selected = _rounds_of_selection(run, ledger)
     attempt = 0
     for line, entry in enumerate(entries[past:], start=past + 2):  # line 1 is the header
@@ -270,7 +289,7 @@ def _charges(folder: Folder) -> Iterator[str]:
                 f"ledger.jsonl, line {line}: round {entry.round} was charged, but round {reached} never was."
             )
         reached = max(reached, entry.round + 1)
-        # With correlated noise the cost follows the number of the attempt; 0 begins a new mechanism.
+        # With correlated noise the event depends on the number of the attempt. Attempt 0 begins a new mechanism.
         index = entry.event.index if isinstance(entry.event, CorrelatedGaussian) else 0
         if index not in (0, attempt):
             raise CheckFailed(f"ledger.jsonl, line {line}: attempt {index} follows {attempt - 1} attempts.")
@@ -285,12 +304,15 @@ def _charges(folder: Folder) -> Iterator[str]:
     repeated = len(entries) - past - (reached - selected)
     words = f"{reached} rounds, each charged with the q and z of the run file"
     words += f" ({selected} of them in one charge: the best of several runs)" if selected else ""
-    words += f"; {repeated} were done, and charged, again after a stop" if repeated else ""
+    words += f"; {repeated} were repeated after a stop, and charged again" if repeated else ""
     yield words + (f"; {past} charges from before the first round" if past else "")
 
 
 def _checkpoints(folder: Folder) -> Iterator[str]:
-    """The ledger holds what it held when each checkpoint was saved, and all rounds before a checkpoint were charged."""
+    """Check that the ledger still has everything that it had when each checkpoint was saved.
+
+    Also checks that all rounds before a checkpoint were charged, and that each checkpoint has the shape of the model.
+    """
     run, ledger = _run_and_ledger(folder)
     sources = remembered(folder.path)
     check_ledger(ledger, sources)
@@ -298,21 +320,21 @@ def _checkpoints(folder: Folder) -> Iterator[str]:
     for checkpoint in folder.checkpoints:
         round = checkpoint.state.round
         if checkpoint.state.params_P.shape != (run.model.layout.total,):
-            raise CheckFailed(f"the checkpoint of round {round} is not of the model that run.toml describes.")
+            raise CheckFailed(f"the checkpoint of round {round} belongs to another model than run.toml describes.")
     _needed(folder.checkpoints or None, "a whole checkpoint")
     rounds = ", ".join(str(checkpoint.state.round) for checkpoint in folder.checkpoints)
-    yield f"of rounds {rounds}: each of their rounds was charged before they were saved"
+    yield f"of rounds {rounds}: all rounds before a checkpoint were charged before it was saved"
 
 
 def _model(folder: Folder) -> Iterator[str]:
-    """The released model equals the checkpoint of its round, bit by bit."""
+    """Check that the released model equals the checkpoint of its round, bit by bit."""
     run = _needed(folder.run, "run.toml")
     newest = _needed(folder.checkpoints or None, "a whole checkpoint")[-1].state
     params_P, round = released_model(folder.path.model, run.model)
     same = next((c.state for c in folder.checkpoints if c.state.round == round), None)
     if same is None:
         raise CheckFailed(
-            f"model.safetensors is of round {round}, of which there is no checkpoint (newest: {newest.round})."
+            f"model.safetensors is the model of round {round}, which has no checkpoint (newest: {newest.round})."
         )
     if not torch.equal(params_P, same.params_P):
         raise CheckFailed(f"model.safetensors is not the model of its round's checkpoint ({round}): it was replaced.")
@@ -322,7 +344,7 @@ def _model(folder: Folder) -> Iterator[str]:
 
 
 def _vocabulary(folder: Folder) -> Iterator[str]:
-    """The word list is the one that the ledger's header names, and has the size of the model."""
+    """Check that the word list is the one that the ledger's header names, and that it has the size of the model."""
     run, ledger = _run_and_ledger(folder)
     words = Vocabulary.load(folder.path.vocabulary)
     if (ledger.facts.get("vocabulary") or {}).get("sha256") not in (None, words.digest):
@@ -333,18 +355,19 @@ def _vocabulary(folder: Folder) -> Iterator[str]:
 
 
 def _metrics(folder: Folder) -> Iterator[str]:
-    """Every line is an evaluation, and none belongs to a round that was never charged.
+    """Check that every line of metrics.jsonl is an evaluation of a charged round, and that no evaluation is missing.
 
-    A torn last line is no fault. The file begins with the evaluations that the newest checkpoint remembers.
+    The file must begin with the evaluations whose digest the newest checkpoint has. A last line that a crash left
+    incomplete is allowed.
     """
     run, ledger = _run_and_ledger(folder)
     reached = max((entry.round for entry in ledger.entries), default=-1) + 1
     reached = max(reached, _rounds_of_selection(run, ledger))
     lines = folder.path.metrics.read_bytes().split(b"\n") if folder.path.metrics.exists() else [b""]
-    for number, line in enumerate(lines[:-1], start=1):  # a whole file ends with a newline
+    for number, line in enumerate(lines[:-1], start=1):  # After the last newline there is nothing, or a partial line.
         if not _is_evaluation(line):
             raise CheckFailed(f"metrics.jsonl, line {number} is not an evaluation: the file was damaged or changed.")
-    rows = folder.path.read_metrics(check=False)  # the checks below name the damage
+    rows = folder.path.read_metrics(check=False)  # The checks below have more precise messages.
     late = [row["round"] for row in rows if not 0 < int(row["round"]) <= reached]
     if late:
         raise CheckFailed(f"metrics.jsonl has an evaluation of round {late[0]}, which was never charged.")
@@ -358,13 +381,15 @@ def _metrics(folder: Folder) -> Iterator[str]:
     known = folder.checkpoints[-1].metrics if folder.checkpoints else None
     yield f"{len(rows)} evaluations, all of rounds that were charged" if rows else "none"
     if rows:
-        yield "their digest is not recorded" if known is None else "those that the newest checkpoint remembers"
+        yield "their digest is not recorded" if known is None else "their digest is that of the newest checkpoint"
 
 
 def _rounds_to_evaluate(run: Run, folder: Folder, rows: list[dict[str, Any]]) -> set[int]:
-    """The rounds whose evaluations a run has written by its newest checkpoint, from the first that is kept on.
+    """Return the rounds whose evaluations must be in metrics.jsonl.
 
-    The file may have been deleted: a run that is resumed then begins a new one.
+    These are all evaluations up to the newest checkpoint, but not those before the first row of the file: the file may
+    have been deleted, and a resumed run then begins a new file. The last evaluation before the checkpoint must always
+    be there.
     """
     newest = max((checkpoint.state.round for checkpoint in folder.checkpoints), default=0)
     first = min((int(row["round"]) for row in rows), default=0)
@@ -388,15 +413,15 @@ def _is_evaluation(line: bytes) -> bool:
 
 
 def _tokens(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
-    """The record of the tokenizer reads back, and is the one that the ledger's header names.
+    """Check that tokens.json can be read, and that it names the tokenizer that the ledger's header names.
 
-    If the run's store is on this machine, it is also the one of the store.
+    If the run's store is on this machine, tokens.json must also agree with the store.
     """
     run, ledger = _run_and_ledger(folder)
-    named = ledger.facts.get("tokens_sha256")  # ledgers of older versions name none
+    named = ledger.facts.get("tokens_sha256")  # Ledgers of older versions do not have it.
     if not folder.path.tokens.exists():
         if named not in (None, tokens_digest({})):
-            raise CheckFailed("tokens.json is missing: copy it from the corpus.")
+            raise CheckFailed("tokens.json is missing: copy it from the store.")
         yield "no tokens.json: text is split into words"
         return
     try:
@@ -404,11 +429,11 @@ def _tokens(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
         if not isinstance(table, dict):
             raise ValueError
     except (ValueError, RecursionError):
-        raise CheckFailed("tokens.json does not read back as written: copy it from the corpus.") from None
+        raise CheckFailed("tokens.json is damaged: copy it from the store.") from None
     if table:
         tokenizer_from_table(table)
     if named not in (None, tokens_digest(table)):
-        raise CheckFailed("tokens.json names another tokenizer than the run began with: copy it from the corpus.")
+        raise CheckFailed("tokens.json names another tokenizer than the run began with: copy it from the store.")
     yield "tokens.json names a tokenizer"
     record = Path(corpus or run.corpus) / "corpus.json"
     if record.is_file():
@@ -416,11 +441,11 @@ def _tokens(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
         if store.name == ledger.facts.get("corpus"):
             if table != store.info.get("tokens", {}):
                 raise CheckFailed(f"tokens.json names another tokenizer than {store.path}: copy it from there.")
-            yield "the one of the store"
+            yield "it is the tokenizer of the store"
 
 
 def _measures(folder: Folder) -> Iterator[str]:
-    """The full measures are well-formed. They may be of an older model than the released one."""
+    """Check that measures.json is well-formed. It may belong to an older model than the released one."""
     if not folder.path.measures.exists():
         yield "none: the model was not measured in full"
         return
@@ -431,16 +456,16 @@ def _measures(folder: Folder) -> Iterator[str]:
     if not are_measures(content):
         raise CheckFailed("measures.json is damaged. Delete it and run `unheard evaluate --full` again.")
     if folder.path.read_measures() is None:
-        yield "measures.json is well-formed, but of an older model than model.safetensors"
+        yield "measures.json is well-formed, but belongs to an older model than model.safetensors"
         return
-    yield "measures.json is well-formed, and of the model in model.safetensors"
+    yield "measures.json is well-formed, and belongs to the model in model.safetensors"
 
 
 def _statement(folder: Folder) -> Iterator[str]:
-    """The saved statement equals the one that the ledger gives now."""
+    """Check that the saved statement equals the statement that is computed from the ledger now."""
     ledger = _needed(folder.ledger, "the ledger")
     if not folder.path.statement.exists():
-        yield "none is kept: the run is under way or was killed; `unheard statement` makes one from the ledger"
+        yield "there is none: the run is not finished, or was killed; `unheard statement` makes one from the ledger"
         return
     try:
         saved = json.loads(folder.path.statement.read_text(encoding="utf-8"))
@@ -449,21 +474,22 @@ def _statement(folder: Folder) -> Iterator[str]:
     if not isinstance(saved, dict):
         raise CheckFailed("statement.json is not a privacy statement.")
     expected = compute_statement(ledger.facts, ledger.entries)
-    is_of_first_version = "ledger" not in saved  # version 0.1 did not write this key
+    is_of_first_version = "ledger" not in saved  # Version 0.1 did not write this key.
     compared = expected.keys() - {"versions", "software"} - ({"ledger"} if is_of_first_version else set())
-    if "basis" not in saved:  # before it was recorded, the epsilon of replacing a user was looser
+    if "basis" not in saved:  # Versions that did not record it computed a larger epsilon of replacing a user.
         compared -= {"basis", "replace_one"}
+    if _is_former_claim(saved, expected):
+        compared -= {"claim"}
     different = sorted(key for key in compared if not _agree(saved.get(key), expected[key]))
     if different:
         raise CheckFailed(
-            f"statement.json states other things than the ledger: {', '.join(different)}. The ledger gives: "
-            f"{expected['claim']}."
+            f"statement.json and the ledger differ in: {', '.join(different)}. The ledger gives: {expected['claim']}."
         )
-    yield "statement.json says what the ledger gives, computed again"
+    yield "statement.json equals the statement that is computed again from the ledger"
 
 
 def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
-    """Every charge of the run is in the ledger of the store's population. Skipped if the store is not here."""
+    """Check that every charge of the run is in the ledger of the store's population. Skipped if that is not here."""
     run, ledger = _run_and_ledger(folder)
     path = Path(run.ledger) if run.ledger is not None else Path(corpus or run.corpus) / FILE
     path = path / FILE if path.is_dir() else path
@@ -476,28 +502,29 @@ def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
         population = read_population_ledger(Path(corpus or run.corpus), path)
     except UnheardError as error:
         raise CheckFailed(f"the store's ledger cannot be trusted: {error}") from None
-    member = population.members.get(run_id(ledger))
-    if member is None:
+    charged_run = population.runs.get(run_id(ledger))
+    if charged_run is None:
         raise CheckFailed(f"{population.path} does not list this run: the store's users were not charged for it there.")
-    if member.held < len(ledger):
+    if charged_run.num_charged < len(ledger):
         raise CheckFailed(
-            f"{population.path} holds {member.held} of this run's {len(ledger)} charges: it was shortened or replaced."
+            f"{population.path} has {charged_run.num_charged} of this run's {len(ledger)} charges: it was shortened or replaced."
         )
     check_population(population, run_id(ledger), len(ledger), sources)
-    known, stated = member.facts.get("declared"), ledger.facts.get("declared")
-    # DP: the declaration was recorded with these users before the first round, so it cannot be changed in one ledger.
-    if known is not None and known != stated and not member.has_repeats:
+    known, stated = charged_run.facts.get("declared"), ledger.facts.get("declared")
+    # DP: the declaration was recorded with these users before the first round, so a change in only one of the two
+    # ledgers is detected.
+    if known is not None and known != stated and not charged_run.has_repeats:
         raise CheckFailed(f"{population.path} records another declaration of this run than the run's own ledger.")
-    yield f"all charges of this run are in the store's ledger too, among those of {len(population.members)} runs"
+    yield f"all charges of this run are in the store's ledger too, among those of {len(population.runs)} runs"
 
 
 def _store(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
-    """The store is the one that the ledger names, and every file of it is as it was written."""
+    """Check that the store is the one that the ledger names, and that none of its files was changed."""
     run, ledger = _run_and_ledger(folder)
     path = Path(corpus or run.corpus)
     if not (path / "corpus.json").is_file():
         if (path / "digests.json").exists():
-            raise CheckFailed(f"{path / 'corpus.json'} is missing beside the other files of the store: put it back.")
+            raise CheckFailed(f"{path / 'corpus.json'} is missing, but other files of the store exist: put it back.")
         raise CheckSkipped(f"not checked: there is no store at {path} (name it with --corpus)")
     store = TokenStore.open(path)
     if ledger.facts.get("corpus") not in (None, store.name):
@@ -509,7 +536,7 @@ def _store(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
 
 
 def _epsilon(folder: Folder) -> Iterator[str]:
-    """Epsilon, recomputed from the events of the ledger."""
+    """Compute epsilon again from the events of the ledger. Fails if the ledger has no valid delta."""
     ledger = _needed(folder.ledger, "the ledger")
     delta = ledger.facts.get("delta")
     if not isinstance(delta, float) or not 0 < delta < 1:
@@ -519,7 +546,11 @@ def _epsilon(folder: Folder) -> Iterator[str]:
 
 
 def _rounds_of_selection(run: Run, ledger: Ledger) -> int:
-    """Return how many rounds one charge covers if the run is the best of several (`unheard tune --select`); else 0."""
+    """Return how many rounds one charge covers if the run is the best of several (`unheard tune --select`); else 0.
+
+    Raises:
+        CheckFailed: If the run was selected, and its charge is not that of a selection with the run's q and z.
+    """
     if not ledger.facts.get("selection"):
         return 0
     index = _charges_before_training(ledger) - 1
@@ -536,7 +567,7 @@ def _rounds_of_selection(run: Run, ledger: Ledger) -> int:
 def _charges_before_training(ledger: Ledger) -> int:
     """Return the number of charges for the vocabulary and for the run that this one started from.
 
-    Ledgers of older versions do not state the number; there it is inferred from the kinds of the first events.
+    Ledgers of older versions do not state the number. For these it is inferred from the kinds of the first events.
     """
     stated = (ledger.facts.get("start") or {}).get("charges")
     if isinstance(stated, int):
@@ -546,17 +577,28 @@ def _charges_before_training(ledger: Ledger) -> int:
 
 
 def _run_and_ledger(folder: Folder) -> tuple[Run, Ledger]:
+    """Return the run and the ledger. Raise `CheckSkipped` if one of them could not be read."""
     return _needed(folder.run, "run.toml"), _needed(folder.ledger, "the ledger")
 
 
 def _needed(value: Any, what: str) -> Any:
+    """Return a value that a check needs. Raise `CheckSkipped` if it is None, because `what` could not be read."""
     if value is None:
-        raise CheckSkipped(f"not checked: it needs {what}, which could not be read or does not fit")
+        raise CheckSkipped(f"not checked: it needs {what}, which could not be read or does not agree with other files")
     return value
 
 
+def _is_former_claim(saved: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Whether the sentence of the claim has the numbers rounded to the nearest, as earlier versions wrote them."""
+    epsilon, delta = expected.get("claimed", {}).get("epsilon"), expected.get("delta")
+    if not isinstance(epsilon, float) or not isinstance(delta, float):
+        return False
+    words = expected["claim"].partition(")")[2]
+    return saved.get("claim") == f"({epsilon:.4g}, {delta:.3g}){words}"
+
+
 def _agree(saved: Any, expected: Any) -> bool:
-    """Compare two values of JSON, floats up to `EPSILON_SLACK`."""
+    """Whether two JSON values are equal, with floats equal up to the relative difference `EPSILON_SLACK`."""
     if isinstance(saved, float) and isinstance(expected, float):
         return abs(saved - expected) <= EPSILON_SLACK * max(SMALLEST_FIGURE, abs(expected))
     if isinstance(saved, dict) and isinstance(expected, dict):

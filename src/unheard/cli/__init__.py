@@ -7,8 +7,8 @@
 
 The other modules hold the commands: one each, or a few that belong together (`train.py`: init, train, resume, sweep).
 
-Modules of commands import only what is light at module level (Typer, Rich, `errors`, `formatting`, `run_folder`), so that
-`unheard --help` answers quickly; a command imports the packages that it needs when it runs.
+At module level these modules import only small packages (Typer, Rich, `errors`, `formatting`, `run_folder`), so that
+`unheard --help` answers quickly. Each command function imports the other packages that it needs when it runs.
 """
 
 import multiprocessing
@@ -16,8 +16,8 @@ import os
 import sys
 from pathlib import Path
 
-# Only in the program itself: not where it is imported, not in its workers, and not in a rank, whose launcher gets the
-# signal.
+# Install the signal handlers only in the program itself: not in a program that imports this package, not in a worker
+# process, and not in a rank, because its launcher handles the signals.
 _program = Path(sys.argv[0] or ".")
 _is_program = _program.stem in ("unheard", "unheard-script") or _program.parts[-2:] == ("unheard", "__main__.py")
 if _is_program and multiprocessing.parent_process() is None and "WORLD_SIZE" not in os.environ:

@@ -1,10 +1,11 @@
 """The commands that measure leakage: `audit` and `canaries`.
 
     canaries  draw random phrases to plant in users' text; `unheard prepare --canaries` plants them
-    audit     attack a run as an auditor would: rank the planted phrases, and train with canary users
+    audit     attack a run: rank the planted phrases among random ones, and simulate the run with canary users
 
 `audit` calls `audit_run` (`audit/summary.py`), prints its result in sentences, and writes `audit.json` and
-`scores.svg`. The file of `canaries` is readable by its owner alone (`corpus/canaries.py`)."""
+`scores.svg`. Only its owner can read the file that `canaries` writes, because the phrases are secret until the audit
+(`corpus/canaries.py`)."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -37,7 +38,7 @@ AUDIT_EXAMPLES = """Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
-    """How to attack the run (`audit.summary.audit_run`)."""
+    """The size of the attacks on the run, and which of them to make (arguments of `audit.summary.audit_run`)."""
 
     canaries: Annotated[
         int | None,
@@ -45,8 +46,8 @@ class AuditOptions:
             "Canary users of the one-run audit.", min=2, otherwise="4000, or as many as the model has coordinates for"
         ),
     ] = None
-    rounds: Annotated[int | None, number("Rounds of the one-run audit.", min=1, otherwise="the run's")] = None
-    candidates: Annotated[int, number("Random phrases to rank planted phrases among.", min=100)] = 10_000
+    rounds: Annotated[int | None, number("Rounds of the one-run audit.", min=1, otherwise="as in the run")] = None
+    candidates: Annotated[int, number("Random phrases with which each planted phrase is compared.", min=100)] = 10_000
     with_users: Annotated[
         bool,
         option("Let the users of the store take part in the one-run audit. They are charged for it.", "--with-users"),
@@ -64,15 +65,15 @@ def audit(
     as_json: AsJson = False,
     processes: Processes = 1,
 ) -> None:
-    """Attack a run: were planted phrases memorized, and is a lower bound on epsilon above the claim?
+    """Attack a run: test whether planted phrases were memorized, and compare a lower bound on epsilon with the claim.
 
-    Exit status 2 if the claim is refuted.
+    The exit status is 2 if the lower bound is above the claimed epsilon.
     """
     charged = " What its users were charged stays charged." if options.with_users else ""
     set_stop_message(lambda: f"Stopped before the audit was written.{charged} The same command starts again.")
 
     def work(ranks: "ProcessGroup | None") -> None:
-        """Audit the run, with the help of other processes if there are any."""
+        """Audit the run, print the result and write it; `ranks` are the processes that share the work, or None."""
         from unheard.audit.summary import audit_run
         from unheard.engines.choice import EngineChoice
         from unheard.training.initialise import build_engine
@@ -82,7 +83,7 @@ def audit(
         store, target = Path(corpus or released.run.corpus), out or folder / "audit"
         charges = options.with_users and not options.skip_one_run
         allowed = charges and confirm_no_noise([released.run], yes, can_ask=ranks is None)
-        target.mkdir(parents=True, exist_ok=True)  # before users are charged for a result that could not be written
+        target.mkdir(parents=True, exist_ok=True)  # first: if the folder cannot be made, no user is charged
         engine = build_engine(EngineChoice(), released.run.model, ranks)
         with counted_bar() as progress:
             result = audit_run(
@@ -97,7 +98,7 @@ def audit(
 
 
 def _print_audit(result: "AuditResult", store: Path, target: Path, as_json: bool) -> None:
-    """Print the result in sentences, or as JSON."""
+    """Print the result of the audit in sentences, or as one JSON object on standard output."""
     record = result.record()
     if as_json:
         print(json.dumps(record, allow_nan=False))
@@ -128,15 +129,13 @@ def canaries(
     out: Annotated[Path, option("The file to write, for `unheard prepare --canaries`.")],
     users: Annotated[
         list[int] | None,
-        number(
-            "How many users carry each phrase of a group. Repeat it for more groups.", min=0, otherwise="0, 1, 14, 200"
-        ),
+        number("Users that carry each phrase of a group. Repeat it for more groups.", min=0, otherwise="0, 1, 14, 200"),
     ] = None,
     each: Annotated[int, number("Phrases in each group.", min=1)] = 3,
-    words: Annotated[int, number("Words of a phrase.", min=2, max=50)] = 5,
-    repeats: Annotated[int, number("How often each carrier writes the phrase.", min=1)] = 1,
+    words: Annotated[int, number("Words in a phrase.", min=2, max=50)] = 5,
+    repeats: Annotated[int, number("How often the phrase is planted in a carrier's text.", min=1)] = 1,
 ) -> None:
-    """Draw random phrases to plant in users' text. Phrases that nobody carries (0 users) are controls."""
+    """Draw random phrases to plant in users' text. Phrases with 0 users are not planted; they serve as controls."""
     from unheard.corpus.canaries import draw_canaries
     from unheard.corpus.store import TokenStore
     from unheard.corpus.vocabulary import Vocabulary
@@ -145,14 +144,14 @@ def canaries(
     groups = users or [0, 1, 14, 200]
     if store.is_dir() and sum(groups) * each > TokenStore.open(store).train.num_users:
         raise InputError(
-            f"{sum(groups) * each} users would carry a phrase, more than {store} trains on: `unheard prepare` would refuse them. "
-            "Ask for fewer, for example --users 0 --users 1 --users 5."
+            f"{sum(groups) * each} users would carry a phrase, but {store} has fewer training users: `unheard prepare` "
+            "would refuse the file. Ask for fewer, for example --users 0 --users 1 --users 5."
         )
     vocabulary = Vocabulary.load(store / "vocabulary.txt" if store.is_dir() else store)
     drawn = draw_canaries(vocabulary, secure_generator(), carriers=groups, each=each, words=words, repeats=repeats)
     lines = "".join(json.dumps(asdict(canary), ensure_ascii=False) + "\n" for canary in drawn)
     try:
-        storage.create_file(out, lines.encode())  # for its owner alone: a phrase must stay secret until the audit
+        storage.create_file(out, lines.encode())  # readable by its owner only: phrases stay secret until the audit
     except FileExistsError:
         raise InputError(f"{out} exists and is kept: name another file with --out.") from None
     say(f"{len(drawn)} phrases in {out}. Plant them: unheard prepare INPUT --canaries {out} ...")

@@ -1,8 +1,8 @@
-"""`unheard benchmark`: time training on this machine, and compare with the machine's limits.
+"""`unheard benchmark`: time training on this machine, and compare the speed with the machine's limits.
 
-Measures user updates alone (each engine, precision and number of users at a time) and whole rounds (sampling, reading,
-updates, noise, ledger; of long and of short texts, of one run and of several), on synthetic users.
-`performance/benchmark.py` does the timing. `unheard plan --cost --speed-from` reads the output of `--json`.
+The command measures two things on synthetic users: user updates alone, for each engine, precision and number of users
+at a time; and whole rounds (sampling, reading, updates, noise, ledger), with long and short texts, for one run and for
+several. `performance/benchmark.py` does the timing. `unheard plan --cost --speed-from` reads the output of `--json`.
 """
 
 import json
@@ -33,13 +33,13 @@ EXAMPLES = """Examples:
 
   unheard benchmark --rounds 100 --rounds 1250 --short 5000 --runs 16
 
-  unheard benchmark --short 1000 --noise exact_gaussian --rounds 0 --users 1
+  unheard benchmark --short 1000 --noise none --rounds 0 --users 1
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions:
-    """What to measure (`performance.benchmark.Settings`)."""
+    """What to measure; the values become a `performance.benchmark.Settings`."""
 
     engine: Annotated[
         list[str] | None,
@@ -91,9 +91,7 @@ class BenchmarkOptions:
     ] = None
     noise: Annotated[
         str,
-        option(
-            "The noise of whole rounds, with z = 1.", click_type=click.Choice(["gaussian", "exact_gaussian", "none"])
-        ),
+        option("The noise of whole rounds, with z = 1.", click_type=click.Choice(["gaussian", "none"])),
     ] = "gaussian"
 
 
@@ -108,15 +106,15 @@ def benchmark(
 ) -> None:
     """Time user updates and whole rounds on this machine.
 
-    Reports users and tokens per second, memory, and the shares of the limits of the machine.
+    Prints users and tokens per second, peak memory, and the fractions of the machine's memory and arithmetic limits.
     """
     from unheard.engines.choice import EngineChoice
     from unheard.models.recurrent import TiedLSTM
     from unheard.training.run import read_run_file
 
-    let_unwind()  # its store is a temporary folder, to be deleted
+    let_unwind()  # so that an interrupt deletes the temporary folder with the synthetic store
     timed = read_run_file(model)[0].model if model else TiedLSTM()
-    timed = timed.pinned(10_000)  # the paper's vocabulary, if the run file leaves its size to a store
+    timed = timed.pinned(10_000)  # the size of the paper's vocabulary, if the run file does not set one
     result = _measure(timed, EngineChoice(device=device), options)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
@@ -125,13 +123,12 @@ def benchmark(
 
 
 def _measure(model: "LanguageModel", choice: "EngineChoice", options: BenchmarkOptions) -> dict[str, Any]:
-    """Run the benchmark, and print each speed as soon as it is known."""
-    from unheard.mechanism.noise import ExactGaussianNoise, GaussianNoise, NoNoise
+    """Run the benchmark, print each speed on standard error as soon as it is known, and return all results."""
+    from unheard.mechanism.noise import GaussianNoise, NoNoise
     from unheard.performance.benchmark import Settings, run_benchmark
 
     noises = {
         "gaussian": GaussianNoise(noise_multiplier=1.0),
-        "exact_gaussian": ExactGaussianNoise(noise_multiplier=1.0),
         "none": NoNoise(),
     }
     settings = Settings(
@@ -157,7 +154,7 @@ def _measure(model: "LanguageModel", choice: "EngineChoice", options: BenchmarkO
 
 
 def _print_result(result: dict[str, Any]) -> None:
-    """Print the limits of the machine, and a table each of user updates and whole rounds."""
+    """Print the limits of the machine, a table of user updates, and a table of whole rounds if any were timed."""
     machine = result["machine"]
     console.print(
         f"{machine['device']}: {machine['bytes_per_second'] / 1e9:,.0f} GB/s through memory, "

@@ -1,4 +1,10 @@
-"""`unheard corpus`: show a token store, make a smaller one from it, or make a synthetic one of any size."""
+"""`unheard corpus`: commands that show a token store or make a new store from one.
+
+show    check the files of a store and print exact statistics, for its owner only
+synth   make a synthetic store of any size, with the word statistics of a given store
+narrow  make a store of the same users with a smaller vocabulary
+part    make the part of a store that one of several machines needs
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,9 +59,9 @@ def show(
         int | None, number("Also show the effect of this weight cap.", min=1, otherwise="none")
     ] = None,
 ) -> None:
-    """Show exact counts of a store, for its owner: users, tokens per user, out-of-vocabulary rate.
+    """Show exact counts of a store, for its owner only: users, tokens per user, out-of-vocabulary rate.
 
-    First checks the SHA-256 of every file of the store.
+    First compares the SHA-256 digest of every file of the store with the recorded one.
     """
     from unheard.corpus.store import TokenStore
     from unheard.corpus.store_stats import cap_effect, split_statistics
@@ -88,7 +94,13 @@ def show(
 
 
 def _print_split(name: str, split: "SplitStatistics", words: str) -> None:
-    """Print the counts of one split, percentiles of its users' lengths, and a histogram of them."""
+    """Print the counts of one split, and percentiles and a histogram of the number of tokens per user.
+
+    Args:
+        name: The name of the split. `test_posts` holds posts instead of users.
+        split: The exact statistics of the split.
+        words: What the vocabulary lists: "words" or "characters".
+    """
     from unheard.corpus.store_stats import PERCENTILES
 
     unit = "post" if name == "test_posts" else "user"
@@ -121,9 +133,9 @@ def synth(
     seed: Annotated[int, number("The same seed gives the same corpus.")] = 0,
     workers: Workers = 0,
 ) -> None:
-    """Make a corpus of any size for load tests, with the word statistics of a real one.
+    """Make a synthetic store of any size for load tests, with the word statistics of a real store.
 
-    The store stays marked as synthetic.
+    The new store is marked as synthetic in its corpus.json.
     """
     from unheard.corpus.store import TokenStore
     from unheard.corpus.synthetic import synthesise
@@ -167,8 +179,8 @@ def part(
 ) -> None:
     """Make one machine's part of a store, for machines without a shared disk.
 
-    It holds the text of some training users, and everything that describes the store.
-    The ledger is not copied: there is only one, with the whole store.
+    The part holds the token ids of some training users, and everything that describes the store.
+    The ledger is not copied: a store has one ledger, which stays with the whole store.
     """
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import split_store

@@ -1,7 +1,7 @@
 """`unheard demo`: prepare a small chat corpus, train with and without privacy, and compare, in a few minutes.
 
-Writes a store (`corpora/chitchat-demo`), two run folders (`runs/demo/plain`, `runs/demo/private`) and a page that
-compares them. Each step is skipped or continued if it was done before.
+The command writes a store (`corpora/chitchat-demo`), two run folders (`runs/demo/plain`, `runs/demo/private`) and a
+page that compares them. A second call skips the steps that are complete and continues the others.
 """
 
 from dataclasses import replace
@@ -28,7 +28,8 @@ EXAMPLES = """Examples:
 
 WORDS, TOKENS_PER_USER = 3_000, 320
 POPULATION = 800
-"""Declared and not counted: the authors of the corpus publish 1,315 users, and about six in ten wrote enough."""
+"""The declared population. It is an estimate from public numbers, not a count: the corpus has 1,315 users by its
+authors' own description, and about six in ten of them wrote enough text."""
 USERS_PER_ROUND = 100
 AS_IF_USERS = 1_000_000
 ABOUT = {
@@ -44,7 +45,10 @@ def demo(
     rounds: Annotated[int, number("Rounds of each run.", min=1)] = 50,
     yes: Yes = False,
 ) -> None:
-    """Prepare a small chat corpus, train with and without privacy, and compare on a page. After a stop it continues."""
+    """Prepare a small chat corpus, train with and without privacy, and compare both on a page.
+
+    After a stop, the same command continues.
+    """
     from unheard.training.loop import resume, train
 
     set_stop_message(lambda: f"{store_stop_message(corpus)} `unheard demo` continues from what is there.")
@@ -65,7 +69,7 @@ def demo(
 
 
 def _prepare(corpus: Path) -> None:
-    """Prepare the corpus that comes with the demo, with a small vocabulary and short users."""
+    """Prepare the demo's public chat corpus as a store at `corpus`, unless a store is there already."""
     from unheard.corpus.pipeline import build_store
     from unheard.corpus.sources import find_chitchat
 
@@ -77,7 +81,7 @@ def _prepare(corpus: Path) -> None:
 
 
 def _preparation() -> "Preparation":
-    """Prepare like `unheard prepare`, with a small vocabulary and less text of each user."""
+    """Return the options of `unheard prepare chitchat`, with a smaller vocabulary and less text of each user."""
     from unheard.corpus.pipeline import CHITCHAT
     from unheard.corpus.vocabulary import PublicVocabulary
 
@@ -89,9 +93,10 @@ def _preparation() -> "Preparation":
 
 
 def _is_demo_corpus(corpus: Path) -> bool:
-    """Return whether the store is the demo's public corpus, on which a run without noise harms nobody.
+    """Whether the store holds the demo's public corpus, so that a run without noise on it needs no confirmation.
 
-    A store of that name that was prepared in another way holds somebody else's text.
+    Compares the name and the preparation options of the store with those of the demo. A store with the same name but
+    other options may hold private text.
     """
     from unheard.corpus.store import TokenStore
 
@@ -103,7 +108,7 @@ def _is_demo_corpus(corpus: Path) -> bool:
 
 
 def _plain_plan() -> "Plan":
-    """FedAvg without clipping and noise, to compare with."""
+    """Return the plan of the baseline: FedAvg without clipping and without noise."""
     import unheard
 
     return unheard.Plan(
@@ -117,7 +122,7 @@ def _plain_plan() -> "Plan":
 
 
 def _private_plan() -> "Plan":
-    """FedAvg with clipping and noise."""
+    """Return the plan of the private run: FedAvg with flat clipping and Gaussian noise."""
     import unheard
 
     return unheard.Plan(
@@ -130,7 +135,7 @@ def _private_plan() -> "Plan":
 
 
 def _run(corpus: Path, rounds: int, plan: "Plan") -> "Run":
-    """A run of a small model that is evaluated often."""
+    """Return a run of a small LSTM, evaluated every 5 rounds so that the curves have enough points."""
     import unheard
 
     return unheard.Run(
@@ -143,10 +148,13 @@ def _run(corpus: Path, rounds: int, plan: "Plan") -> "Run":
 
 
 def beside_bigram(measured: "Mapping[str, Any]") -> list[str]:
-    """Return one sentence that says where each model stands beside a bigram model on the same held-out text.
+    """Return a sentence that compares each model with a bigram model on the same held-out text.
 
     Args:
         measured: The full measures of each run, by its name.
+
+    Returns:
+        A list of one sentence; an empty list if the first run has no measures of a bigram model.
     """
     first = next(iter(measured.values()), {})
     bigram = next((m["tokens"] for name, m in first.get("baselines", {}).items() if "bigram" in name), None)
@@ -168,7 +176,7 @@ def beside_bigram(measured: "Mapping[str, Any]") -> list[str]:
 
 
 def _compare(out: Path) -> None:
-    """Print the closing tables and write the page, from the two run folders."""
+    """Measure both runs, print the tables that compare them, and write the page into `out`/page."""
     from unheard.cli.evaluate import full_measures_of
     from unheard.report import tables
     from unheard.report.comparison import Comparison
@@ -186,9 +194,9 @@ def _compare(out: Path) -> None:
     for sentence in beside_bigram(comparison.measured):
         say(f"\n{sentence}")
     say(
-        f"\nWith about {POPULATION} users this ε is too large to promise anybody much. The cause is the small population, not the "
-        "noise: see the hypothetical ε above. Try your own numbers: unheard plan --help"
+        f"\nWith about {POPULATION} users this ε is too large for a useful guarantee. The cause is the small "
+        "population, not the noise: see the hypothetical ε above. Try your own numbers: unheard plan --help"
     )
     say(f"\nRun folders: {folders[0]}  {folders[1]}")
-    say(f"What the private one guarantees, in full:  unheard statement {folders[1]}")
-    say(f"The same as a page, to open in a browser:  {page.resolve().as_uri()}")
+    say(f"The guarantee of the private run, in full:  unheard statement {folders[1]}")
+    say(f"This comparison as a page, for a browser:  {page.resolve().as_uri()}")

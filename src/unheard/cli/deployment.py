@@ -6,10 +6,10 @@
     keyboard     type with the suggestions of one or two models in a browser on this machine
     personalize  fine-tune a shared model on one person's text, for that person only
 
-`export` compares the predictions of what it writes with those of PyTorch. An export runs on ONNX Runtime and does not
-import torch. `keyboard` serves its page on the loopback interface; nothing that is typed is written to disk or sent to
-another machine. A personal model has learned from one person without noise, so it must not be shared, and its folder is
-readable by its owner alone. The work is done in `deployment/`.
+`export` compares the predictions of the exported files with those of the PyTorch model. An ONNX export runs on ONNX
+Runtime and does not import torch. `keyboard` serves its page on the loopback interface; what is typed is neither
+written to disk nor sent to another machine. A personal model was trained on one person's text without noise, so it must
+not be shared, and only its owner can read its folder. The package `deployment/` does the work.
 """
 
 import contextlib
@@ -80,17 +80,21 @@ def export(
         table.add_row(name, f"{size / 1e6:.2f} MB", *shares)
     console.print(table)
     contexts = next(iter(exported.agreement.values())).contexts
-    say(
-        f"Compared on {contexts:,} contexts, drawn from the model itself. Float32 is checked equal before anything is written."
-    )
+    say(f"Compared on {contexts:,} contexts sampled from the model. The float32 scores are equal up to rounding.")
     say(f"Its privacy statement is exported with it: {exported.statement['claim']}.")
     if exported.statement["claimed"]["epsilon"] == "infinity":
-        say("Think before you ship it: with no guarantee, a model can repeat what its users wrote.")
+        say("Do not publish it without a review: without a guarantee, a model can repeat text that its users wrote.")
     say(f'Try it: unheard predict {target} "how are"   or: unheard keyboard {target}')
 
 
 def _language_model(folder: Path, target: Path, to: Literal["adapter", "merged", "gguf"]) -> None:
-    """Write a Hugging Face model."""
+    """Write a Hugging Face model, and print its size and how far its scores are from those of the run's model.
+
+    Args:
+        folder: The run folder.
+        target: The folder to create.
+        to: The format.
+    """
     from unheard.deployment.language_model import write_language_model
 
     written = write_language_model(folder, target, to)
@@ -100,7 +104,7 @@ def _language_model(folder: Path, target: Path, to: Literal["adapter", "merged",
 
 
 def _write_hub_folder(folder: Path, target: Path, license: str | None) -> None:
-    """Write a folder for the Hugging Face Hub and say how to upload it."""
+    """Write a folder for the Hugging Face Hub, and print how to upload it."""
     from unheard.deployment.hub import write_hub_folder
 
     with counted_bar() as progress:
@@ -169,7 +173,7 @@ def predict(
         print(json.dumps([{"word": word, "probability": probability} for word, probability in words]))
         return
     tokens = model.tokenizer
-    # A piece of a word says little by itself ("Ġcan", "'re"): it is shown with the text before it.
+    # A subword token ("Ġcan", "'re") is hard to read on its own, so the table shows it with the text before it.
     table = Table("text with the next token" if tokens.is_subword else "next word", "probability")
     for word, probability in words:
         is_piece = tokens.is_subword and word not in SPECIALS
@@ -179,7 +183,10 @@ def predict(
 
 
 def _open(folder: Path):
-    """Open a model. A run is opened without its privacy statement, which takes seconds to compute."""
+    """Return the model of a run folder, an export or a personal model.
+
+    A run is opened with `Released.open`: `open_model` would also compute its privacy statement, which takes seconds.
+    """
     from unheard.deployment.model import is_export, is_personal
 
     if is_export(folder) or is_personal(folder):
@@ -209,11 +216,10 @@ def keyboard(
         bool, option("Open the page in the browser.", "--open/--no-open", show_default=True)
     ] = True,
 ) -> None:
-    """Type with a model's suggestions, on a web page for this machine only. Nothing typed is kept."""
+    """Type with a model's suggestions, on a web page for this machine only. Nothing that is typed is kept."""
     import webbrowser
 
-    # Set before torch is imported. A prediction is small: with two threads it would wait ten times longer than it
-    # works.
+    # Must be set before torch is imported. A prediction is so small that a second thread makes it ten times slower.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     from unheard.deployment.keyboard.server import KeyboardServer
@@ -235,20 +241,20 @@ PERSONALIZE_EXAMPLES = """Examples:
 
   unheard personalize runs/first --text mine.txt --out ~/my-keyboard
 
-  unheard keyboard ~/my-keyboard runs/first    (the personal model beside the shared one)
+  unheard keyboard ~/my-keyboard runs/first    (the personal and the shared model side by side)
 """
 
 
 def personalize(
     folder: Annotated[Path, typer.Argument(help="A run folder: the shared model.", metavar="DIR")],
     text: Annotated[Path, option("The person's text: one message per line, the oldest first.")],
-    out: Annotated[Path, option("The folder to create, outside everything that is shared.")],
-    passes: Annotated[int, number("The most passes over the text.", min=1, max=100)] = 5,
+    out: Annotated[Path, option("The folder to create, outside every shared or synchronised folder.")],
+    passes: Annotated[int, number("The largest number of passes over the text.", min=1, max=100)] = 5,
     learning_rate: Annotated[
         float | None, option("The learning rate.", otherwise="a tenth of the run's", metavar="RATE")
     ] = None,
     later: Annotated[
-        float, option("The fraction of the text, the latest, that is measured on and never learned.", metavar="F")
+        float, option("The latest fraction of the text: kept for measuring, not trained on.", metavar="F")
     ] = 0.2,
 ) -> None:
     """Fine-tune a run's model on one person's text, on this machine, for that person only."""
@@ -259,7 +265,7 @@ def personalize(
     from unheard.deployment.personalize import personalize as personalize_model
     from unheard.training.released import Released
 
-    torch.set_num_threads(1)  # a step is small: threads would wait for each other longer than they work
+    torch.set_num_threads(1)  # a step is so small that more threads make it slower
     out = out.expanduser()
     set_stop_message(lambda: output_stop_message(out))
     check_output_folder(out)
@@ -282,7 +288,7 @@ def personalize(
 
 
 def _print_personal(personal: "PersonalResult") -> None:
-    """Print the shared and the personal model side by side, on the text that neither has learned."""
+    """Print the accuracy and perplexity of the shared and the personal model on text that was not trained on."""
     both = (personal.before, personal.after)
     title = "On the latest part of this text, which was not learned"
     table = Table("", "shared model", "personal model", title=title)

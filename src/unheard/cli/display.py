@@ -1,16 +1,16 @@
-"""What commands print: sentences and warnings, progress bars, tables, and curves drawn with characters.
+"""Functions with which commands print: sentences, warnings, progress bars, tables, and curves drawn with characters.
 
-Results go to `console` (standard output), everything else to `notes` (standard error), so that results can be piped. A
-progress bar in a log file would only appear at its end; there `log` prints a line for each evaluation instead.
+Results go to `console` (standard output), everything else to `notes` (standard error), so that results can be piped.
+If standard error is a file, progress bars appear only when they end, so `log` prints one line per evaluation.
 
     say(sentence), echo(text)                     one sentence, or plain text, on standard output
-    safe_console()                                a Rich console for what these do not do
+    safe_console()                                a Rich console, for output that is neither
     warn_of_delta(delta)                          a warning before a run begins
     show_noise(run), warn_of_noise(level)         sigma, and a warning if the noise will dominate the updates
     confirm_no_noise(runs, yes)                   the question before a run without noise
     with step_bars() as progress: ...             one bar for each named step: progress(step, fraction)
     with counted_bar() as progress: ...           the same for counted steps: progress(step, done, total)
-    show_rounds(reports, title), show_runs(...)   the bars of one training run, or of several side by side
+    show_rounds(reports, title), show_runs(...)   train by reading the reports of one run or several, with progress bars
     print_table(table), print_curves(...)         tables and curves of `report/`
 """
 
@@ -54,10 +54,13 @@ logger = logging.getLogger("unheard.cli")
 
 
 class _Printable(RenderHook):
-    """Shows control characters in anything that a console prints as escapes (`formatting.printable`)."""
+    """Replaces control characters by escapes in everything that a console prints (`formatting.printable`).
+
+    Text of users and names of files may hold control characters that would change the terminal.
+    """
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Wrap everything that the console is about to print."""
+        """Wrap the objects that the console is about to print, so that each prints escapes."""
         return [_PrintableRenderable(renderable) for renderable in renderables]
 
 
@@ -71,8 +74,8 @@ class _PrintableRenderable:
 
 
 def safe_console(**options: Any) -> Console:
-    """Make a Rich console that shows control characters as escapes. Arguments are those of `rich.console.Console`."""
-    console = Console(emoji=False, **options)  # a path with `:M:` in it is printed as it is
+    """Return a Rich console that prints control characters as escapes. `options` are passed to `Console`."""
+    console = Console(emoji=False, **options)  # otherwise `:M:` in a path would be printed as an emoji
     console.push_render_hook(_Printable())
     return console
 
@@ -81,12 +84,12 @@ console = safe_console()
 notes = safe_console(stderr=True)
 
 FIGURE_WIDTH = 16
-"""A table cell of at most this many characters is a figure and is never broken over two lines."""
+"""A table cell of at most this many characters counts as a number and is never broken over two lines."""
 COLOURS = ("blue", "orange", "green", "magenta", "cyan", "red")
 
 
 def say(sentence: str) -> None:
-    """Print a sentence without breaking lines, so that paths and commands in it can be copied and searched for."""
+    """Print a sentence on standard output without line breaks, so that paths and commands in it can be copied."""
     logger.info(sentence.strip())
     console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
@@ -97,13 +100,13 @@ def echo(text: str, *, nl: bool = True) -> None:
 
 
 def note(sentence: str, style: str = "") -> None:
-    """Print a sentence on standard error."""
+    """Print a sentence on standard error without line breaks, in a Rich style such as "bold yellow"."""
     logger.info(sentence)
     notes.print(sentence, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def warn_of_delta(delta: float) -> None:
-    """Warn, before any text is read, of a delta so large that the guarantee is worth little."""
+    """Print a warning on standard error if delta is so large that the guarantee is weak."""
     from unheard.privacy.planner import caution
 
     if sentence := caution(delta):
@@ -111,7 +114,10 @@ def warn_of_delta(delta: float) -> None:
 
 
 def show_noise(run: "Run") -> None:
-    """Print sigma before the first round of a private run, and warn if the noise will dominate the updates."""
+    """Print sigma of a run on standard error, or a warning if the noise will dominate the updates.
+
+    Prints nothing for a run without noise.
+    """
     from unheard.training.initialise import noise_level, pinned
 
     if (level := noise_level(pinned(run))) is not None:
@@ -119,7 +125,7 @@ def show_noise(run: "Run") -> None:
 
 
 def warn_of_noise(level: "NoiseLevel") -> None:
-    """Print sigma, or a warning with advice if the noise will dominate the updates."""
+    """Print sigma on standard error, or a warning with advice if the noise will dominate the updates."""
     if sentence := level.caution():
         note(sentence, style="bold yellow")
     else:
@@ -127,18 +133,19 @@ def warn_of_noise(level: "NoiseLevel") -> None:
 
 
 def confirm_no_noise(runs: "Sequence[Run]", yes: bool, *, can_ask: bool = True) -> bool:
-    """Ask before the first round of a run without noise, which cannot be taken back once it is charged.
+    """Ask for permission to train without noise, because a charge of infinite epsilon cannot be undone.
 
     Args:
-        runs: What will be trained. Nothing is asked if all of them add noise.
-        yes: `--yes`: print the warning and do not ask.
-        can_ask: False in a process that a launcher started: it has no terminal to read from.
+        runs: The runs to train. Nothing is asked if all of them add noise.
+        yes: The option `--yes`: print the warning and do not ask.
+        can_ask: False in a process that a launcher started, which has no terminal to read from.
 
     Returns:
-        Whether a run without noise is among them and was allowed: `allow_no_privacy` of `train`.
+        True if a run without noise is among `runs` and was allowed; False if every run adds noise. Pass it to `train`
+        as `allow_no_privacy`.
 
     Raises:
-        PrivacyError: There is no terminal to ask on, and `yes` is False.
+        PrivacyError: A question is needed, but `yes` is False and there is no terminal to ask on.
         typer.Exit: The answer was no.
     """
     from unheard.mechanism.noise import NoNoise
@@ -163,10 +170,12 @@ def confirm_no_noise(runs: "Sequence[Run]", yes: bool, *, can_ask: bool = True) 
 
 @contextlib.contextmanager
 def if_interrupted(sentence: str = "") -> Iterator[None]:
-    """Print what is kept and how to continue if Ctrl-C ends the block, except in a rank, whose launcher prints it.
+    """If Ctrl-C ends the block, print what is saved and how to continue, and raise `KeyboardInterrupt` again.
+
+    A rank prints nothing, because its launcher prints the message.
 
     Args:
-        sentence: What to print; by default the message of `processes.set_stop_message`.
+        sentence: The message; by default that of `processes.set_stop_message`.
     """
     try:
         yield
@@ -177,9 +186,9 @@ def if_interrupted(sentence: str = "") -> Iterator[None]:
 
 
 def log(line: str) -> None:
-    """Print a line on standard error if that is not a terminal.
+    """Print a line on standard error if standard error is not a terminal.
 
-    In a log file a progress bar would appear only at its end.
+    In a log file a progress bar appears only when it ends; lines show the progress earlier.
     """
     if not notes.is_terminal:
         note(line)
@@ -187,7 +196,7 @@ def log(line: str) -> None:
 
 @contextlib.contextmanager
 def step_bars() -> Iterator[Callable[[str, float], None]]:
-    """Show one bar for each named step; the block calls `progress(step, fraction)`."""
+    """Show a progress bar for each named step. Yields `progress(step, fraction)`, which the block calls."""
     columns = (TextColumn("[bold]{task.description:<14}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with _bars(*columns, TimeRemainingColumn()) as update:
         yield lambda step, fraction: update(step, fraction, 1.0)
@@ -195,7 +204,7 @@ def step_bars() -> Iterator[Callable[[str, float], None]]:
 
 @contextlib.contextmanager
 def counted_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show one bar for each named step; the block calls `progress(step, done, total)`."""
+    """Show a progress bar for each named step. Yields `progress(step, done, total)`, which the block calls."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with _bars(*columns) as update:
         yield update
@@ -203,12 +212,12 @@ def counted_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextlib.contextmanager
 def _bars(*columns: ProgressColumn) -> Iterator[Callable[[str, float, float], None]]:
-    """Yield a function that draws one bar for each step."""
+    """Show progress bars with these columns. Yields `update(step, done, total)`."""
     with Progress(*columns, console=notes, refresh_per_second=4) as display:
         tasks: dict[str, TaskID] = {}
 
         def update(step: str, done: float, total: float) -> None:
-            """Set how much of a step is done; adds its bar at the first call."""
+            """Set the progress of a step. The first call with a new step adds a bar."""
             if step not in tasks:
                 tasks[step] = display.add_task(printable(step), total=total)
             display.update(tasks[step], completed=done, total=total)
@@ -224,17 +233,17 @@ def show_rounds(
     folder: Path | None = None,
     track: Sequence[str] | None = None,
 ) -> "RoundReport | None":
-    """Show the progress of one training run: round, held-out accuracy and the epsilon spent so far.
+    """Train a run by reading its reports, and show its progress: round, held-out accuracy and epsilon so far.
 
     Args:
-        reports: The reports that `train` or `resume` yields. They are closed at the end, which saves the run.
+        reports: The generator that `train` or `resume` returns. It is closed at the end, which saves the run.
         title: The name on the bar.
-        stop_after: Seconds after which to stop, at the end of a round.
-        folder: The run folder, for the trackers.
-        track: Where to copy the evaluations to, `report.tracking.TRACKERS`; by default to TensorBoard's event files.
+        stop_after: Seconds after which to stop, at the end of a round; None for no limit.
+        folder: The run folder, for the trackers; None to track nothing.
+        track: The trackers that get the evaluations (`report.tracking.TRACKERS`); None for TensorBoard's event files.
 
     Returns:
-        The last report, None if there was none.
+        The last report; None if there was none.
     """
     from unheard.report.tracking import Tracking
 
@@ -253,9 +262,10 @@ def show_rounds(
     with if_interrupted(), Progress(*columns, console=notes, refresh_per_second=4) as bar:
         task = bar.add_task(printable(title), total=None, figures="starting")
         if tracking:
-            tracking.update()  # before the first round: a run that begins later would show how long that round took
-        # Closing the generator saves the state of the run; `closing` does it now and not when the generator is
-        # collected.
+            # Start the trackers before the first round: a later start time would reveal how long that round took.
+            tracking.update()
+        # Closing the generator saves the state of the run. `closing` does this at the end of the block; otherwise it
+        # would happen when the generator is garbage-collected.
         with contextlib.closing(reports) as open_reports:  # pyright: ignore[reportArgumentType]
             for last in open_reports:
                 accuracy = last.metrics["accuracy_top1"] if last.metrics else accuracy
@@ -267,6 +277,8 @@ def show_rounds(
                 bar.update(task, completed=last.round, total=last.rounds, figures=figures)
                 if stop_after is not None and time.monotonic() - start >= stop_after:
                     break
+        if last is None:  # the run was complete
+            bar.update(task, visible=False)
     if tracking:
         tracking.finish()
         for kind in sorted(tracking.failures):
@@ -277,15 +289,16 @@ def show_rounds(
 def show_runs(
     reports: Iterator[tuple[int, "RoundReport"]], names: list[str], stop_after: float | None = None
 ) -> dict[int, "RoundReport"]:
-    """Show the progress of several runs side by side, a bar for each.
+    """Train several runs by reading their reports, and show a progress bar for each.
 
     Args:
-        reports: Pairs of a run's index and its report, as `train_together` yields them. They are closed at the end.
+        reports: The generator that `train_together` returns: pairs of a run's index and its report. It is closed at the
+            end, which saves the runs.
         names: The name of each run.
-        stop_after: Seconds after which to stop, when every run has finished its round.
+        stop_after: Seconds after which to stop, when every run has finished its round; None for no limit.
 
     Returns:
-        The last report of each run that reported, by its index.
+        The last report of each run that reported, by the run's index.
     """
     start, last, previous = time.monotonic(), {}, -1
     active = set(range(len(names)))
@@ -310,7 +323,8 @@ def show_runs(
                     log(f"{names[index]}: round {report.round} of {report.rounds}, {figures}")
                 bar.update(tasks[index], completed=report.round, total=report.rounds, figures=figures)
                 if index <= previous:
-                    active &= set(last)  # the second turn begins: a run that has not reported was complete before
+                    # The second turn begins. Runs that have not reported yet were complete before.
+                    active &= set(last)
                 if report.round >= report.rounds or report.stopped:
                     active.discard(index)
                 previous = index
@@ -330,7 +344,10 @@ def _accuracy_text(accuracy: float | None) -> str:
 
 
 def print_table(table: "Table") -> None:
-    """Print a table whose first column names the rows; as a list where the terminal is too narrow for its figures."""
+    """Print a table whose first column names the rows.
+
+    If the terminal is too narrow for the columns, each row is printed as a line of text under its name.
+    """
     title, widths = Text(table.title, style="bold"), _minimal_widths(table)
     if table.rows:
         console.print()
@@ -352,10 +369,10 @@ def print_table(table: "Table") -> None:
 
 
 def _minimal_widths(table: "Table") -> list[int]:
-    """Return for each column the width that breaks no word and no figure."""
+    """Return the smallest width of each column that breaks no word and no number; empty for a table without rows."""
 
     def width(i: int) -> int:
-        """The least width of one column."""
+        """Return the smallest width of column `i`."""
         cells = [row[i] for row in table.rows]
         figures = [cell for cell in cells if i > 0 and len(cell) <= FIGURE_WIDTH]
         words = [word for text in (table.columns[i], *cells) for word in text.split()]
@@ -372,7 +389,15 @@ def print_curves(
     times: float = 1.0,
     colours: Mapping[str, int] | None = None,
 ) -> None:
-    """Print one curve for each run, by round; nothing if there are no points."""
+    """Print a title and one curve per run, by round. Prints nothing if there are no points.
+
+    Args:
+        title: The line above the drawing.
+        points: Dictionaries with `run`, `round` and the field.
+        field: The value to draw.
+        times: A factor for the values, for example 100 for per cent.
+        colours: The number of each run's colour, from 1; by default in the order of the runs.
+    """
     drawing = curves(points, field, width=min(console.width, 100), height=16, times=times, colours=colours)
     if drawing is not None:
         console.print()
@@ -396,11 +421,11 @@ def curves(
         field: The value to draw.
         width: Columns of the drawing.
         height: Lines of the drawing.
-        times: A factor for the values, 100 for per cent.
+        times: A factor for the values, for example 100 for per cent.
         colours: The number of each run's colour, from 1; by default in the order of the runs.
 
     Returns:
-        A Rich text; None if there are no points or no space.
+        A Rich text; None if there are no points, or fewer than 20 columns or 5 lines.
     """
     import plotext
 
@@ -417,7 +442,7 @@ def curves(
         x, y = [point["round"] for point in own], [times * point[field] for point in own]
         plotext.plot(x, y, label=name if len(names) > 1 else None, marker="braille", color=colour)
     values = {times * point[field] for point in points}
-    if len(values) == 1:  # plotext would begin the axis 1 below the value: at -1 % for an accuracy of 0
+    if len(values) == 1:  # plotext's own axis would begin 1 below the value, at -1 % for an accuracy of 0
         plotext.ylim(0, max(1, 2 * values.pop()))
     rounds = [point["round"] for point in points]
     low, high = min(rounds), max(rounds)

@@ -1,7 +1,7 @@
-"""`unheard evaluate`: the accuracy of a run's newest model on held-out users.
+"""`unheard evaluate`: measure the accuracy of a run's newest model on held-out users.
 
-`full_measures_of` is also what `compare`, `report` and `demo` call before they show a run: it reads `measures.json` if
-that belongs to the newest model, and measures the run otherwise.
+`compare`, `report` and `demo` also call `full_measures_of` before they show a run. It reads `measures.json` if that
+file belongs to the newest model; otherwise it measures the run.
 """
 
 import json
@@ -55,7 +55,7 @@ def evaluate(
     )
 
     def work(ranks: "ProcessGroup | None") -> None:
-        """Evaluate the run, with the help of other processes if there are any."""
+        """Evaluate the run and print the result; `ranks` are the processes that share the work, or None."""
         from unheard.report import tables
         from unheard.training.released import evaluate as evaluate_model
 
@@ -84,15 +84,15 @@ def full_measures_of(
     again: bool = False,
     ranks: "ProcessGroup | None" = None,
 ) -> dict[str, Any]:
-    """Return the full measures of a run's newest model.
+    """Return the full measures of a run's newest model, from `measures.json` or newly computed.
 
     Args:
         path: The run folder.
-        corpus: Another store to measure on; its measures are returned but not kept.
+        corpus: Another store to measure on; its measures are returned but not saved in the run folder.
         max_tokens: How many held-out tokens to use; None for as many as in training.
-        prompts: Words to continue; None for the usual ones.
-        again: Measure even if `measures.json` answers already.
-        ranks: Processes that share the work.
+        prompts: Texts that the model continues; None for the default ones.
+        again: Measure even if `measures.json` has the measures that are asked for.
+        ranks: Processes that share the work; None for this process only.
     """
     folder = RunFolder.open(path)
     saved = None if again or corpus else folder.read_measures()
@@ -104,12 +104,15 @@ def full_measures_of(
 
 
 def full_measures_if_possible(path: Path, *, prompts: Sequence[str] | None = None) -> None:
-    """Measure a run before it is shown. If its store is not here, or it has no model yet, print so and continue.
+    """Save the full measures of a run in its folder, unless they are there already.
+
+    If the store is not on this machine, or the run has no model yet, print a note and return.
 
     Raises:
-        CorpusCorrupt: The store is here, and damaged.
+        RunFolderMissing: The path is not a run folder.
+        CorpusCorrupt: The store is damaged.
     """
-    RunFolder.open(path)  # a path without a run is an error of the command, printed once
+    RunFolder.open(path)  # outside the `try`: a path that is not a run folder must end the command
     try:
         full_measures_of(path, prompts=prompts)
     except CorpusCorrupt:
@@ -125,7 +128,7 @@ def _measure(
     prompts: Sequence[str] | None,
     ranks: "ProcessGroup | None",
 ) -> dict[str, Any]:
-    """Compute the full measures, and save them in the run folder if they are of its own store."""
+    """Compute the full measures of a run; save them in the run folder if they come from its own store."""
     from unheard.evaluation.measures import FIT_TOKENS, Measured, full_measures, prompts_for, write_measures
     from unheard.training.released import to_evaluate
     from unheard.training.worker import parallel_map_for

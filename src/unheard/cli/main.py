@@ -1,8 +1,8 @@
 """The `unheard` application: registers the commands, and turns expected errors into one line and exit status 2.
 
-`as_typer_command` turns the option groups of a command into options and adds two more: `--log-file` to every command, which
-appends what the command prints in sentences, and what the packages report to Python's `logging` under the name
-`unheard`, to a file; `--trust-code` to the commands that may import the class of a model.
+`as_typer_command` turns the option groups of a command into options, and adds two options: `--log-file` to every
+command, and `--trust-code` to the commands that may import the class of a model. The log file gets the sentences that
+the command prints and the records of the Python logger `unheard`.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ run, from its root:
 
 
 def _paper() -> None:
-    """Say where the commands of the reproduction are (`python -m reproduction`)."""
+    """Print that the former command `unheard paper` is now `python -m reproduction`, and exit with status 2."""
     typer.echo(PAPER_MOVED)
     raise typer.Exit(2)
 
@@ -130,10 +130,10 @@ USES_MODELS = {
 
 
 class CheckedCommand(TyperCommand):
-    """A command whose numbers are finite and at most `LARGEST_NUMBER`: options need no checks of their own for these."""
+    """A command that refuses numbers that are not finite or larger than `LARGEST_NUMBER`, for all of its options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line and refuse numbers that are not finite or too large."""
+        """Parse the command line. Raise `click.BadParameter` for a number that is not finite or too large."""
         rest = super().parse_args(ctx, args)
         for param in self.params:
             value = ctx.params.get(param.name or "")
@@ -145,7 +145,7 @@ class CheckedCommand(TyperCommand):
 
 @contextlib.contextmanager
 def log_to(path: Path | None) -> Iterator[None]:
-    """In the block, append the records of all `unheard` loggers, and Python's warnings, to a file.
+    """While the block runs, append the records of all `unheard` loggers and Python's warnings to a file.
 
     Args:
         path: The file; None for no log.
@@ -184,9 +184,10 @@ def log_to(path: Path | None) -> Iterator[None]:
 
 
 class ShowWarnings(logging.Handler):
-    """Prints on standard error what the library warns the operator of: the records of the logger `unheard` itself.
+    """Prints the warnings of the logger `unheard` on standard error.
 
-    The loggers below it (`unheard.training` and others) report what commands print in words of their own.
+    Records of its child loggers (`unheard.training` and others) are not printed, because the commands print the same
+    facts in their own words.
     """
 
     def __init__(self) -> None:
@@ -194,7 +195,7 @@ class ShowWarnings(logging.Handler):
         self.addFilter(lambda record: record.name == "unheard")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one warning; ranks leave it to their leader."""
+        """Print one warning. Only the leader prints; other ranks would repeat it."""
         if int(os.environ.get("RANK") or 0) == 0:
             from unheard.cli.display import notes
 
@@ -203,7 +204,7 @@ class ShowWarnings(logging.Handler):
 
 @contextlib.contextmanager
 def show_warnings() -> Iterator[None]:
-    """In the block, print the library's warnings to the operator on standard error."""
+    """Print the library's warnings on standard error while the block runs."""
     handler = ShowWarnings()
     logging.getLogger("unheard").addHandler(handler)
     try:
@@ -213,14 +214,15 @@ def show_warnings() -> Iterator[None]:
 
 
 def as_typer_command(function: Callable[..., None], *, uses_models: bool = False) -> Callable[..., None]:
-    """Return a command in the form that Typer reads.
+    """Return a function whose signature Typer can read, and which calls the command.
 
-    Each parameter that is an option group (a dataclass of `cli/options.py` or of the command's module) is replaced by the
-    options of its fields; the command receives the group. The options `--log-file` and `--trust-code` are added.
+    An option group is a dataclass of `cli/options.py` or of the command's module. Each parameter that is a group
+    becomes one option per field; when the command runs, it receives the group again. The new function also has the
+    option `--log-file`.
 
     Args:
         function: The command.
-        uses_models: Whether the command may import the class of a model, and so has `--trust-code`.
+        uses_models: Whether the command may import the class of a model; if so, `--trust-code` is added.
     """
     groups: dict[str, Any] = {}
     annotations: dict[str, Any] = {}
@@ -240,7 +242,7 @@ def as_typer_command(function: Callable[..., None], *, uses_models: bool = False
 
     @functools.wraps(function)
     def command(*, log_file: Path | None = None, trust_code: bool = False, **values: Any) -> None:
-        """Run the command with its groups, its log and its permission to import code."""
+        """Build the option groups, open the log file, and run the command."""
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
         with show_warnings(), log_to(log_file), _trusting(trust_code), warnings.catch_warnings():
@@ -259,7 +261,7 @@ def as_typer_command(function: Callable[..., None], *, uses_models: bool = False
 
 @contextlib.contextmanager
 def _trusting(trust_code: bool) -> Iterator[None]:
-    """In the block, with `--trust-code`, a run file may name a module class in the working folder."""
+    """While the block runs, allow run files to name a module class in the working folder, if `trust_code` is True."""
     if not trust_code:
         yield
         return
@@ -284,12 +286,21 @@ for _info in (*app.registered_commands, *corpus.app.registered_commands):
 
 def main() -> None:
     """Run the `unheard` command line."""
-    run_app(app)
+    # Commands print warnings themselves. If another library configures the root logger, it would print them again.
+    logging.getLogger("unheard").propagate = False
+    try:
+        run_app(app)
+    finally:
+        logging.getLogger("unheard").propagate = True
 
 
 def run_app(app: typer.Typer) -> None:
-    """Run a command line. An expected error prints its message on standard error and exits with status 2."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or log that cannot encode ε must not end a run
+    """Run a command line. Expected errors print their message on standard error and exit with status 2.
+
+    Expected are `UnheardError`, errors of the operating system, and a lack of memory. Other errors are bugs and keep
+    their traceback.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # otherwise a terminal that cannot encode ε would end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:

@@ -7,9 +7,9 @@ with one field for each option. A command that has a parameter of such a class h
 
 `main.as_typer_command` turns groups into options. A group of one command is defined in the module of the command.
 
-Where the default is None, `otherwise` says in words what the command does then. An option with a fixed set of words
-is a `Literal`: Typer shows the words and rejects any other. Engines and accountants are also names in a registry
-(`engines/choice.py`, `privacy/accountants.py`); a test compares both lists.
+For an option whose default is None, `otherwise` says in words what the command does without the option. An option with
+a fixed set of words is a `Literal`: Typer shows the words and rejects all others. The names of engines and accountants
+are also in registries (`engines/choice.py`, `privacy/accountants.py`); a test checks that the lists agree.
 """
 
 import functools
@@ -21,17 +21,17 @@ import click
 import typer
 
 MACHINE = "Machine"
-"""The help panel of options that decide where a command runs, and not what it computes."""
+"""The help panel for options that say where and how fast a command runs. They do not change the result."""
 
 
 def option(help: str, *names: str, otherwise: str | None = None, panel: str | None = None, **settings: Any) -> Any:
-    """Make an option of a command.
+    """Return a Typer option.
 
     Args:
-        help: What it does, in a sentence.
-        names: Its names, if they are not made of the parameter's name.
+        help: What the option does, in a sentence.
+        names: The names of the option; by default Typer derives the name from the parameter.
         otherwise: What the command does without the option, in words; for options whose default is None.
-        panel: The panel of the help that lists it.
+        panel: The panel of the help page that lists the option.
         settings: Further arguments of `typer.Option`.
     """
     if otherwise is not None:
@@ -40,7 +40,7 @@ def option(help: str, *names: str, otherwise: str | None = None, panel: str | No
 
 
 number = functools.partial(option, metavar="N")
-"""An option that takes a number."""
+"""Return a Typer option that takes a number: `option` with the metavar N."""
 _machine = functools.partial(option, panel=MACHINE)
 
 RunFile = Annotated[Path, typer.Argument(help="A run file; `unheard init` writes one.", metavar="RUN.toml")]
@@ -57,14 +57,14 @@ SetKeys = Annotated[
         metavar="KEY=VALUE",
     ),
 ]
-Corpus = Annotated[Path | None, option("Where the run's store is now.", otherwise="the path in the run file")]
+Corpus = Annotated[Path | None, option("The present path of the run's store.", otherwise="the path in the run file")]
 AsJson = Annotated[bool, option("Print one JSON object on standard output.", "--json")]
 StopAfter = Annotated[
     float | None,
     option(
-        "Stop after this many seconds, at the end of a round. Everything is saved. The number of rounds then follows "
-        "from their duration, and so from the users' text, which the guarantee does not cover: for a model that is "
-        "published, resume until the last round of the run file.",
+        "Stop after this many seconds, at the end of a round. Everything is saved. The number of rounds then depends "
+        "on their duration, and so on the users' text, which the guarantee does not cover: before you publish the "
+        "model, resume until the last round of the run file.",
         min=0,
         metavar="SECONDS",
         otherwise="no limit",
@@ -74,15 +74,16 @@ StopAfter = Annotated[
 Yes = Annotated[
     bool,
     option(
-        "Allow a run without noise, which makes the epsilon of its users infinite permanently, without asking. Right for "
-        "public text, or for users who agreed.",
+        "Do not ask before a run without noise, which makes the epsilon of its users infinite permanently. Use this "
+        "for public text, or for users who agreed.",
         "--yes",
     ),
 ]
 Track = Annotated[
     list[str] | None,
     _machine(
-        "Where to copy the evaluations to. May be repeated. wandb sends them to Weights & Biases when the command ends.",
+        "A tracker that gets the evaluations. May be repeated. wandb sends them to Weights & Biases when the command "
+        "ends.",
         click_type=click.Choice(["tensorboard", "mlflow", "wandb"]),
         otherwise="tensorboard",
     ),
@@ -107,7 +108,8 @@ TrustCode = Annotated[
 EngineName = Annotated[
     Literal["auto", "stacked", "vectorised", "reference"] | None,
     _machine(
-        "What computes the updates of a cohort. The result does not depend on it.", otherwise="as in the run file"
+        "The engine that computes the updates. It does not change the guarantee; results agree up to rounding.",
+        otherwise="as in the run file",
     ),
 ]
 Device = Annotated[
@@ -116,7 +118,7 @@ Device = Annotated[
 Processes = Annotated[
     int,
     _machine(
-        "Processes on this machine that share the work. The result does not depend on it.", min=1, max=1024, metavar="N"
+        "Processes on this machine that share the work. They do not change the result.", min=1, max=1024, metavar="N"
     ),
 ]
 MaxRestarts = Annotated[
@@ -125,7 +127,7 @@ MaxRestarts = Annotated[
 RankTimeout = Annotated[
     float | None,
     _machine(
-        "With several processes: seconds to wait for each other before the late process is named.",
+        "With several processes: seconds that one waits for another before the command ends with an error.",
         min=0.001,
         metavar="SECONDS",
         otherwise="600",
@@ -134,8 +136,8 @@ RankTimeout = Annotated[
 On = Annotated[
     Literal["here", "flower"],
     _machine(
-        "Where the updates are computed: here, or on the nodes of Flower's simulation on this machine, which divide "
-        "the users of the store among them. The model is the same to the bit."
+        "Where the updates are computed: in this process, or on simulated Flower nodes on this machine, which divide "
+        "the users of the store among themselves. With the same reproducible_seed the model is the same to the bit."
     ),
 ]
 Supernodes = Annotated[int, _machine("With --on flower: how many nodes.", min=1, max=100_000, metavar="N")]
@@ -158,7 +160,7 @@ Prompts = Annotated[
     option(
         "Words to continue. May be repeated.",
         "--prompt",
-        otherwise="a few in English, none if the word list is of another language",
+        otherwise="a few in English; none for another language",
     ),
 ]
 AsIfUsers = Annotated[
@@ -177,7 +179,7 @@ License = Annotated[
     option("The licence of the model, as the Hugging Face hub names it.", metavar="NAME", otherwise="not named"),
 ]
 MEASURES_SAVED = "Measures of runs that were finished are kept in the run folders."
-"""Part of what a command prints that was interrupted while it measured runs."""
+"""A sentence for the message of a command that is interrupted while it measures runs."""
 NoMeasure = Annotated[
     bool, option("Do not measure runs that have no full measures yet; show what there is.", "--no-measure")
 ]
@@ -185,7 +187,7 @@ NoMeasure = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What computes the updates of a cohort. The result does not depend on it."""
+    """The engine and the device that compute the updates of a cohort. They do not change the result."""
 
     engine: EngineName = None
     device: Device = None

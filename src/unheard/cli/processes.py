@@ -1,21 +1,22 @@
-"""Signals, and commands on several processes.
+"""Handles signals, and runs a command in several processes.
 
-**Signals.** Ctrl-C, SIGTERM and SIGHUP end a command at once with one line that says what is saved and how to continue.
-Most commands leave only complete files on disk at any moment, so they may end without unwinding. A thread waits for the
-signal, since the main thread may be in a query or an import of many seconds. `stop_at_signals` is called when the command
-line starts (`cli/__init__.py`), before the slow imports; this module therefore imports only the standard library. A
-command sets with `set_stop_message` what that line says, as soon as its options are read. Commands that train or serve
-call `let_unwind` before the first step that must end in order: from then on a signal raises `KeyboardInterrupt`.
+**Signals.** Ctrl-C, SIGTERM and SIGHUP end a command at once and print one line that says what is saved and how to
+continue. Most commands have only complete files on disk at any moment, so they may end without unwinding. A separate
+thread waits for the signal, because the main thread may be in a query or an import of many seconds. `cli/__init__.py`
+calls `stop_at_signals` when the command line starts, before the slow imports; this module therefore imports only the
+standard library. A command sets the text of the line with `set_stop_message` as soon as its options are read. Commands
+that train or serve call `let_unwind` before the first step that needs cleaning up; from then on a signal raises
+`KeyboardInterrupt`.
 
-**Processes.** `--processes N` runs a command in N processes of one machine, torchrun on many machines:
+**Processes.** `--processes N` runs a command in N processes on one machine; torchrun does so on many machines:
 
     def work(ranks): ...                        # ranks is None for a single process
     run_on_processes(work, processes, max_restarts)
 
 Rank 0 is the leader. It does the work and is the only process that prints and writes; the others serve its requests
 (`training/worker.py`) and print nothing. `--processes N` starts torch's elastic launcher, which runs the same command in
-N processes and restarts them if one dies and `--max-restarts` allows it. If the launcher dies, whatever the reason, so do
-its ranks: they must not train and charge users with nobody to stop them.
+N processes and restarts them if one dies and `--max-restarts` allows it. If the launcher dies for any reason, its ranks
+end too: otherwise they would train and charge users without anybody to stop them.
 """
 
 import contextlib
@@ -38,8 +39,8 @@ EXIT_STATUS = 130
 """The exit status of a command that was interrupted."""
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 LAUNCHER = "UNHEARD_LAUNCHER"
-"""The environment variable with which `--processes` tells its ranks the id of its process."""
-NOTHING_WRITTEN = "Stopped before anything was written. The same command starts again."
+"""The environment variable in which the launcher of `--processes` gives its process id to the ranks."""
+NOTHING_WRITTEN = "Stopped before anything was written. Run the same command again."
 
 _describe_stop: list[Callable[[], str]] = []
 _is_armed: list[bool] = []
@@ -48,8 +49,11 @@ _is_stopping = threading.Event()
 
 
 def stop_at_signals() -> None:
-    """End this process at the first SIGINT, SIGTERM or SIGHUP. A signal that the parent process ignores stays ignored."""
-    # The tracker of semaphores would print a warning about those of a process that ended without unwinding.
+    """From now on, end this process at the first SIGINT, SIGTERM or SIGHUP.
+
+    A signal that the parent process ignores, for example under `nohup`, stays ignored.
+    """
+    # Without unwinding, semaphores stay registered, and multiprocessing's resource tracker would warn about them.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -59,16 +63,17 @@ def stop_at_signals() -> None:
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     for number in _signals():
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda *_: _is_stopping.set())  # the thread acts; without a handler nothing wakes it
+            # The thread ends the process. A handler is needed all the same: without one, nothing wakes the thread.
+            signal.signal(number, lambda *_: _is_stopping.set())
 
 
 def let_unwind(handler: Callable[[int, FrameType | None], Any] = signal.default_int_handler) -> None:
-    """From here on a signal raises `KeyboardInterrupt` in the main thread, so that the command ends in order.
+    """From now on, let a signal raise `KeyboardInterrupt` in the main thread, so that `finally` blocks run.
 
-    Does nothing if `stop_at_signals` was not called, or in another thread than the main one.
+    Does nothing if `stop_at_signals` was not called, or if the caller is not the main thread.
 
     Args:
-        handler: What raises another exception instead.
+        handler: A signal handler that replaces the default one, to raise another exception.
     """
     if not _ends_at_once.is_set() or threading.current_thread() is not threading.main_thread():
         return
@@ -80,17 +85,17 @@ def let_unwind(handler: Callable[[int, FrameType | None], Any] = signal.default_
 
 
 def wait_if_stopping() -> None:
-    """Wait for the end of this process if a signal is ending it.
+    """If a signal is ending this process, wait until it has ended.
 
-    The signal also ends the command's own workers, and the main thread may see that as an error. It must not print it
-    beside the message of the stop.
+    The signal also ends worker processes of the command, which the main thread may see as an error. While it waits
+    here, it does not print that error in addition to the stop message.
     """
     if _ends_at_once.is_set() and _is_stopping.is_set():
         threading.Event().wait(30)
 
 
 def ignore_signals() -> None:
-    """Ignore the signals of `stop_at_signals`: the command is done, and only the interpreter remains to end."""
+    """Ignore further signals. Called when the command is done and only the interpreter has to shut down."""
     if _is_armed:
         for number in _signals():
             signal.signal(number, signal.SIG_IGN)
@@ -98,10 +103,10 @@ def ignore_signals() -> None:
 
 @contextlib.contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
-    """In the block SIGTERM and SIGHUP raise `KeyboardInterrupt`, as Ctrl-C does.
+    """While the block runs, SIGTERM and SIGHUP raise `KeyboardInterrupt`, as Ctrl-C does.
 
-    `kill`, Slurm, Kubernetes and systemd end a job by SIGTERM, a closed terminal by SIGHUP. A signal that the parent
-    process ignores (`nohup`) stays ignored. Under `stop_at_signals` the block changes nothing.
+    `kill`, Slurm, Kubernetes and systemd end a job with SIGTERM, a closed terminal with SIGHUP. A signal that the
+    parent process ignores (`nohup`) stays ignored. If `stop_at_signals` is in effect, the block changes nothing.
     """
     if _ends_at_once.is_set():
         yield
@@ -116,26 +121,31 @@ def signals_as_ctrl_c() -> Iterator[None]:
 
 
 def set_stop_message(describe: Callable[[], str]) -> None:
-    """Set the function that makes the message of a stop: it looks at the disk and says what is saved and how to continue."""
+    """Set the function that returns the stop message.
+
+    It is called when the command is stopped; it looks at the disk and says what is saved and how to continue.
+    """
     _describe_stop[:] = [describe]
 
 
 def store_stop_message(out: Path) -> str:
-    """Return the message of a stop while `prepare` makes the store `out`."""
+    """Return the stop message of `prepare`, which writes the store `out`."""
     if (out / "corpus.json").is_file():
         return f"Stopped. The store at {out} is complete."
-    partial = out.with_name(out.name + ".partial")
+    partial = out.resolve().with_name(
+        out.resolve().name + ".partial"
+    )  # as corpus.store.partial_path, without its imports
     if partial.is_dir():
         return f"Stopped. Finished steps are kept in {partial}; the same command continues from there."
     return NOTHING_WRITTEN
 
 
 def output_stop_message(out: Path, *, also: str = "") -> str:
-    """Return the message of a stop while a file or folder is made that appears as a whole.
+    """Return the stop message of a command whose output appears on disk only when it is complete.
 
     Args:
-        out: The file or folder.
-        also: A sentence on what else is saved, if `out` is not there yet.
+        out: The file or folder that the command writes.
+        also: A sentence on what else is saved, for the case that `out` does not exist yet.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         return f"Stopped. {out} is complete."
@@ -143,26 +153,26 @@ def output_stop_message(out: Path, *, also: str = "") -> str:
 
 
 def run_stop_message(folder: Path) -> str:
-    """Return what a command prints when it is stopped while it trains a run in `folder`."""
+    """Return the stop message of a command that trains one run in `folder`."""
     if (folder / "ledger.jsonl").exists():
         return f"Stopped. What was done is saved: unheard resume {shlex.quote(str(folder))} continues."
     return NOTHING_WRITTEN
 
 
 def runs_stop_message(out: Path) -> str:
-    """Return the message of a stop while several runs train, each in a folder inside `out`."""
+    """Return the stop message of a command that trains several runs, each in a folder inside `out`."""
     if any(out.rglob("ledger.jsonl")):
         return "Stopped. What was done is saved: the same command continues."
     return NOTHING_WRITTEN
 
 
 def stop_message() -> str:
-    """Return the message of a stop now: what is saved, and how to continue."""
+    """Return the message of a command that is stopped now: what is saved, and how to continue."""
     return _describe_stop[0]() if _describe_stop else NOTHING_WRITTEN
 
 
 def is_rank() -> bool:
-    """Whether `--processes` has started this process. Then the launcher, which receives every signal, prints the line."""
+    """Whether a launcher of `--processes` started this process. If so, the launcher prints the stop message."""
     return os.environ.get(LAUNCHER, str(os.getpid())) != str(os.getpid())
 
 
@@ -171,12 +181,17 @@ def _signals() -> list[signal.Signals]:
 
 
 def _wait(reader: socket.socket, writer: socket.socket) -> None:
-    """Wait for a signal, and end the process if one may end it at once."""
-    reader.recv(1)  # the number of the signal; `writer` is an argument so that it stays open
+    """Wait for a signal; then end the process, unless `let_unwind` was called in the meantime.
+
+    Args:
+        reader: Receives a byte when a signal arrives.
+        writer: The other end of the pair. The parameter keeps a reference, so that the socket is not closed.
+    """
+    reader.recv(1)
     if not _ends_at_once.is_set():
         return
     _delete_staged_folders()
-    show_cursor = "\r\x1b[?25h\x1b[K" if sys.stderr.isatty() else ""  # the progress bar hides it
+    show_cursor = "\r\x1b[?25h\x1b[K" if sys.stderr.isatty() else ""  # progress bars hide the cursor
     os.write(2, f"{show_cursor}unheard: {stop_message()}\n".encode())
     for child in multiprocessing.active_children():
         child.kill()
@@ -184,8 +199,8 @@ def _wait(reader: socket.socket, writer: socket.socket) -> None:
 
 
 def _delete_staged_folders() -> None:
-    """Delete folders that were being filled, if the module that fills them was imported."""
-    # A module that is being imported lacks its functions, and has staged nothing.
+    """Delete the unfinished folders of `storage.staged_folder`, if the module `storage` was imported."""
+    # While `storage` is still being imported it has no such function yet, and no folder can exist.
     if delete := getattr(sys.modules.get("unheard.storage"), "delete_staged", None):
         delete()
 
@@ -198,18 +213,21 @@ SAVED = "What was saved is kept: `unheard resume` continues"
 
 
 def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: int = 1, max_restarts: int = 0) -> None:
-    """Do the work in this process, with the help of other ranks if there are any; or start the processes that do it.
+    """Run a command in one or several processes.
+
+    If `processes` is 1, call `work` here. If it is larger, start a launcher, which runs the same command in that many
+    processes. In a process that a launcher started, rank 0 calls `work` and the other ranks serve its requests.
 
     Args:
-        work: What the command does. It is called with the process group on rank 0, with None in a process that is
-            alone, and not at all on other ranks.
+        work: The function that does what the command does. Its argument is the process group on rank 0, and None in a
+            single process. It is not called on other ranks.
         processes: How many processes to start. Ignored in a process that a launcher has started.
         max_restarts: How often to start all processes again after one has died.
     """
     if processes > 1 and "WORLD_SIZE" not in os.environ:
         return _launch(processes, max_restarts)
     if int(os.environ.get("WORLD_SIZE") or 1) == 1:
-        with signals_as_ctrl_c():  # so that what was done is saved
+        with signals_as_ctrl_c():  # so that a signal unwinds the stack and the run is saved
             return work(None)
     # DP: a rank without a launcher would keep charging users, and nobody would notice.
     die_with(int(os.environ.get(LAUNCHER) or os.getppid()))
@@ -219,8 +237,8 @@ def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: i
     assert ranks is not None, "WORLD_SIZE says that there are other ranks"
     if not ranks.is_leader:
         return _serve(ranks)
-    # When another rank dies, the launcher ends this process by SIGTERM; when it is stopped, by the same signal. Leave
-    # through `finally`, so that what was done is saved.
+    # The launcher sends SIGTERM when another rank dies and when it is stopped itself. `sys.exit` runs the `finally`
+    # blocks, so that the run is saved.
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:
             signal.signal(getattr(signal, name), lambda *_: sys.exit(2))
@@ -237,20 +255,20 @@ def was_restarted() -> bool:
 
 
 def die_with(launcher: int) -> None:
-    """End this process at once when its launcher has ended.
+    """From now on, end this process at once when its launcher ends.
 
-    On Linux the kernel sends SIGKILL. Everywhere a thread compares the parent with the launcher as well: the launcher
-    may have ended before the kernel was asked.
+    On Linux the kernel sends SIGKILL when the parent process ends. On every system a thread also checks whether the
+    launcher is still the parent, because it may have ended before the kernel was asked.
 
     Args:
-        launcher: The process that started this one.
+        launcher: The id of the process that started this one.
     """
     if sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <sys/prctl.h>
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
 
     def watch() -> None:
-        """End this process as soon as the launcher is no longer its parent."""
+        """Check twice per second whether the launcher is still the parent; if not, end this process."""
         while os.getppid() == launcher:
             time.sleep(SECONDS_BETWEEN_LOOKS)
         os._exit(2)
@@ -266,16 +284,21 @@ def _serve(ranks: "ProcessGroup") -> None:
     from unheard.errors import RankError
     from unheard.training.worker import JOBS, serve
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the leader, which then ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader handles Ctrl-C and then ends this process
     warnings.simplefilter("ignore")  # the leader does the same work and prints the same warnings
     try:
         serve(ranks, (*JOBS, phrases))
-    except RankError:  # the leader has ended, and has printed why if it could
+    except RankError:  # the leader has ended and, if it could, has printed the reason
         raise typer.Exit(2) from None
 
 
 def _launch(processes: int, max_restarts: int) -> None:
-    """Run the same command in several processes under torch's elastic launcher."""
+    """Run the same command in several processes under torch's elastic launcher, and wait for them.
+
+    Raises:
+        typer.Exit: A signal stopped the command, or the leader ended with an error that it has printed.
+        RankError: A rank died.
+    """
     import logging
     import tempfile
     import uuid
@@ -288,10 +311,10 @@ def _launch(processes: int, max_restarts: int) -> None:
     from unheard.engines.distributed.process_group import RENDEZVOUS_FILE
 
     def end_ranks(*_: object) -> None:
-        """Make the launcher end its ranks by SIGTERM, which is silent while a rank still imports. SIGINT is not."""
+        """Make the launcher end its ranks with SIGTERM. On SIGINT a rank that is still importing prints an error."""
         raise SignalException("stopped", sigval=signal.SIGTERM)
 
-    # The launcher's log reports ranks and exit codes; the leader, or `_explain` below, says what happened.
+    # Hide the launcher's log of ranks and exit codes: the leader or `_explain` prints what happened.
     logging.disable(logging.ERROR)
     # DP: sums that ranks send have no noise yet, so they stay on the machine. Gloo binds the address of the machine's host
     # name, which other machines may reach.
@@ -315,12 +338,12 @@ def _launch(processes: int, max_restarts: int) -> None:
             max_restarts=max_restarts,
             monitor_interval=0.2,
             start_method="spawn",
-            signals_to_handle="SIGTERM",  # torch's handler; the others keep `end_ranks`
+            signals_to_handle="SIGTERM",  # torch installs a handler for SIGTERM; `end_ranks` handles the others
         )
         try:
             let_unwind(end_ranks)
             elastic_launch(config, sys.executable)("-m", "unheard", *sys.argv[1:])
-        except SignalException:  # it has ended the ranks, and waited until the leader had saved the run
+        except SignalException:  # the launcher has ended the ranks after the leader saved the run
             typer.echo(f"unheard: {stop_message()}", err=True)
             raise typer.Exit(EXIT_STATUS) from None
         except ChildFailedError as error:
@@ -330,7 +353,15 @@ def _launch(processes: int, max_restarts: int) -> None:
 
 
 def _explain(failures: dict[int, Any]) -> None:
-    """Exit with the leader's status if it has printed its message; else raise an error that names the first failure."""
+    """Exit with the leader's status if the leader has printed an error; otherwise raise one for the first failure.
+
+    Args:
+        failures: The failure of each rank that failed, as torch's launcher reports them.
+
+    Raises:
+        typer.Exit: The leader ended with status 1, 2 or 130, so it has printed its message.
+        RankError: Another rank failed, or the leader was killed.
+    """
     import typer
 
     from unheard.errors import RankError

@@ -4,9 +4,9 @@
     compare  print tables and curves in the terminal: what each run learned, and what each cost
     watch    follow a run in the terminal while it trains
 
-`report` and `compare` first measure runs that have no full measures yet (`full_measures_if_possible`). `watch` reads
-the run folder without locking it, from any process, and keeps TensorBoard's event files in it up to date. The work is
-done in `report/`."""
+`report` and `compare` first measure the runs that have no full measures yet (`full_measures_if_possible`). `watch`
+reads the run folder without locking it, so it can run while another process trains, and keeps TensorBoard's event file
+in the folder up to date. The package `report/` does the work."""
 
 import json
 import time
@@ -49,7 +49,7 @@ def report(
     title: Annotated[str | None, option("The page's heading.", otherwise="the names of the runs")] = None,
     options: ComparisonOptions,
 ) -> None:
-    """Write a self-contained HTML page: the privacy statement in plain words, curves, tables, configuration."""
+    """Write a self-contained HTML page about runs: the privacy guarantee in plain words, curves, tables, settings."""
     set_stop_message(
         lambda: (
             "Stopped. The page is as it was."
@@ -67,7 +67,13 @@ def report(
 
 
 def _read(folders: list[Path], options: ComparisonOptions, accuracy: float | None = None) -> "Comparison":
-    """Measure runs that have no full measures yet, unless `--no-measure` is given, and compare all runs."""
+    """Return the comparison of the runs, after measuring those that have no full measures yet.
+
+    Args:
+        folders: The run folders.
+        options: The options of the command; `--no-measure` skips the measuring.
+        accuracy: The AccuracyTop1 up to which computation is compared, as a fraction; None for the baseline's.
+    """
     from unheard.cli.evaluate import full_measures_if_possible
     from unheard.report.comparison import Comparison
 
@@ -116,7 +122,7 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: accuracy, epsilon, word frequencies, predictions, and the computation that privacy took."""
+    """Compare runs: accuracy, epsilon, word frequencies, predictions, and the user updates needed for the same accuracy."""
     set_stop_message(lambda: f"Stopped. {MEASURES_SAVED} The same command continues.")
     from unheard.report.page import check_page_folder, write_page
     from unheard.report.plots import write_images
@@ -135,7 +141,7 @@ def compare(
 
 
 def _print_comparison(comparison: "Comparison") -> None:
-    """Print the tables and curves of a comparison."""
+    """Print the tables, the warnings and the curves of a comparison on standard output."""
     from unheard.report import tables
     from unheard.report.run_record import accuracy_points, epsilon_points
 
@@ -158,16 +164,16 @@ WATCH_EXAMPLES = """Examples:
 
   unheard watch runs/first
 
-  unheard watch runs/first --once    (one look, for scripts)
+  unheard watch runs/first --once    (print once and stop, for scripts)
 """
 
 ENDED = ("complete", "stopped", "spent")
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(help="A run folder; it may be written to meanwhile.", metavar="DIR")],
-    every: Annotated[float, option("Seconds between looks.", min=0.1, metavar="SECONDS")] = 1.0,
-    once: Annotated[bool, option("Look once and stop.", "--once")] = False,
+    folder: Annotated[Path, typer.Argument(help="A run folder, while it is trained or later.", metavar="DIR")],
+    every: Annotated[float, option("Seconds between two updates.", min=0.1, metavar="SECONDS")] = 1.0,
+    once: Annotated[bool, option("Print the state once and stop.", "--once")] = False,
 ) -> None:
     """Follow a run while it trains: progress, held-out accuracy, epsilon and budget. Ctrl-C ends only the display."""
     from unheard.report.run_record import RunMonitor
@@ -189,7 +195,7 @@ def watch(
 
 
 def _update_tensorboard(folder: "RunFolder") -> int:
-    """Update TensorBoard's files, unless the folder is read-only, and return the number of evaluations."""
+    """Update TensorBoard's event file, unless the folder is read-only. Return the number of evaluations so far."""
     from unheard.report.tracking import update_event_file
 
     with suppress(OSError):
@@ -198,7 +204,7 @@ def _update_tensorboard(folder: "RunFolder") -> int:
 
 
 def _view(folder: Path, status: "RunStatus") -> Any:
-    """Return the whole panel: progress bars, figures, and the curve of accuracy."""
+    """Return a Rich panel with the progress bars, the newest figures and the curve of accuracy."""
     width = min(console.width, 110)
     parts: list[Any] = [_progress(status, width), Text(), _figures(status)]
     if len(status.points) > 1:
@@ -217,7 +223,7 @@ def _view(folder: Path, status: "RunStatus") -> Any:
 
 
 def _progress(status: "RunStatus", width: int) -> Any:
-    """Return the bar of rounds, and of the budget if there is one."""
+    """Return a grid with the progress bar of rounds, and a bar of the budget if there is one."""
     grid = Table.grid(padding=(0, 1))
     bar_width = max(10, width - 50)
     left = "" if status.seconds_left is None else f"about {duration(status.seconds_left)} left"
@@ -232,7 +238,7 @@ def _progress(status: "RunStatus", width: int) -> Any:
 
 
 def _figures(status: "RunStatus") -> Any:
-    """Return the newest figures of a run as a grid."""
+    """Return a grid with the newest accuracy, perplexity and epsilon of a run."""
     figures = {
         "AccuracyTop1": percent(status.newest.get("accuracy_top1")),
         "smoothed": percent(status.points[-1]["smoothed"] if status.points else None),

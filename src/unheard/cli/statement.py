@@ -1,14 +1,14 @@
 """The commands that read and limit ledgers: `statement`, `budget` and `verify`.
 
-    statement  the privacy statement of a run, or of all runs on a store, computed from the ledger alone
+    statement  print the privacy statement of a run, or of all runs on a store, computed from the ledger alone
     budget     show or limit what all runs on a store together spend, and join stores that hold the same users
     verify     check that the files of a run folder agree, and recompute its epsilon
 
-A statement has epsilon by each accountant, what the guarantee rests on, and warnings (`privacy/statement.py`,
-`privacy/population_statement.py`, and `privacy/statement_formats.py` for the forms that reviewers and registries ask
-for). A budget is kept in the ledger of the store (`privacy/population_ledger.py`), so it holds for every later run,
-whatever its run file says. `verify` prints one line for each check of `audit/verification.py`: it fits, it does not, or
-it could not be checked, for example because the store is not on this machine.
+A statement has epsilon by each accountant, the assumptions of the guarantee, and warnings (`privacy/statement.py`,
+`privacy/population_statement.py`; `privacy/statement_formats.py` writes the formats that reviewers and registries ask
+for). A budget is kept in the ledger of the store (`privacy/population_ledger.py`), so it limits every later run, even
+if the run file sets another budget. `verify` prints one line for each check of `audit/verification.py`: passed, failed,
+or impossible here, for example because the store is not on this machine.
 """
 
 import json
@@ -39,7 +39,7 @@ unheard statement runs/first --format report    (for a paper or a model card, as
 
 unheard statement runs/first --format registry > entry.yaml    (for the registry of deployments)
 
-unheard statement runs/first --all-runs    (everything that was ever charged to these users)
+unheard statement runs/first --all-runs    (all runs that were charged to the same users)
 
 unheard statement corpora/chat    (the same, from the store)
 """
@@ -49,10 +49,10 @@ unheard statement corpora/chat    (the same, from the store)
 class StatementOptions:
     """The options of `unheard statement`: which guarantee to state, and in which format."""
 
-    delta: Annotated[float | None, option("The delta at which epsilon is stated.", otherwise="the declared delta")] = (
+    delta: Annotated[float | None, option("The delta for which to state epsilon.", otherwise="the declared delta")] = (
         None
     )
-    epsilon: Annotated[float | None, option("Also state the delta at this epsilon.", otherwise="none")] = None
+    epsilon: Annotated[float | None, option("Also state the delta for this epsilon.", otherwise="none")] = None
     all_runs: Annotated[
         bool, option("Compose all runs on the same users, from the ledger of the store.", "--all-runs")
     ] = False
@@ -74,8 +74,10 @@ def statement(
     options: StatementOptions,
     as_json: AsJson = False,
 ) -> None:
-    """State the privacy of a run or of a store, from DIR/ledger.jsonl. Needs no text and no torch. A ledger that lacks
-    what the checkpoints, the model or the store's ledger remember is an error."""
+    """Print the privacy statement of a run or of a store, computed from DIR/ledger.jsonl.
+
+    Needs neither text nor torch. Rounds that are in the checkpoints, the model or the store's ledger but not in
+    DIR/ledger.jsonl are an error."""
     from unheard.privacy.population_statement import render_all_runs, store_statement
 
     path = folder / "ledger.jsonl" if folder.is_dir() else folder
@@ -86,14 +88,22 @@ def statement(
         content, text = _read_statement(path, options)
     else:
         raise RunFolderMissing(f"{folder} holds no ledger.jsonl: name the folder that `unheard train --out` wrote.")
-    if as_json and options.format != "registry":  # which is JSON by itself
+    if as_json and options.format != "registry":  # the registry format is JSON already
         echo(json.dumps(content, allow_nan=False, indent=2))
     else:
         echo(text, nl=False)
 
 
 def _read_statement(path: Path, options: StatementOptions) -> tuple[dict[str, Any], str]:
-    """Return the statement of a ledger as data and as text: of one run, or of all runs on its users."""
+    """Return the statement of one run, or of all runs on its users, as data and as text.
+
+    Args:
+        path: The ledger of a run or of a store.
+        options: The options of the command.
+
+    Raises:
+        InvalidValue: An option for one run is given together with --all-runs or the ledger of a store.
+    """
     from unheard.privacy.ledger import Ledger, run_id
     from unheard.privacy.population_statement import all_runs, find_population_ledger, render_all_runs
     from unheard.privacy.run_ledger import is_alone, read_run_ledger
@@ -133,7 +143,7 @@ BUDGET_EXAMPLES = """Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetOptions:
-    """The budget to set, and the ledger that holds it."""
+    """The budget to set, the ledger that holds it, and stores to join to the same ledger."""
 
     epsilon: Annotated[
         float | None, option("The epsilon that all runs together may reach.", otherwise="no budget is set")
@@ -185,7 +195,7 @@ def budget(
 
 
 def _population_ledger(store: Path, path: Path | None = None) -> "PopulationLedger":
-    """Open the ledger of a store's users: the store's own, or the one at `path`."""
+    """Open the ledger of the users of a store: the file at `path`, or the store's own ledger if `path` is None."""
     from unheard.corpus.store import TokenStore
     from unheard.privacy.population_ledger import open_population_ledger
 
@@ -194,7 +204,11 @@ def _population_ledger(store: Path, path: Path | None = None) -> "PopulationLedg
 
 
 def _set_budget(population: "PopulationLedger", epsilon: float, delta: float | None, accountant: str) -> None:
-    """Set the budget of a population; delta is by default that of its present budget."""
+    """Set the budget of a population. If `delta` is None, the delta of the present budget is kept.
+
+    Raises:
+        InvalidValue: `delta` is None and there is no budget yet.
+    """
     from unheard.privacy.accountants import FILTER_ORDERS
     from unheard.privacy.budget import Budget
 
@@ -218,9 +232,9 @@ MARKS = {True: "[green]fits[/]", False: "[bold red]DOES NOT FIT[/]", None: "[yel
 
 
 def verify(folder: RunDir, corpus: Corpus = None, as_json: AsJson = False) -> None:
-    """Recompute epsilon from the ledger and check that everything in a run folder agrees with it.
+    """Recompute epsilon from the ledger, and check that all other files of a run folder agree with the ledger.
 
-    Exit status 2 if it does not.
+    The exit status is 2 if a check fails.
     """
     from unheard.audit.verification import verify as verify_folder
 

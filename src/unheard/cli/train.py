@@ -5,18 +5,20 @@
     resume  continue a run folder from its newest checkpoint, on the same or on another machine
     sweep   train variants of one run file side by side, one run folder for each combination of the `--vary` values
 
-`init` has a default for every value but the population: the person who writes the file declares it, and it is never
-counted from the store.
+`init` has a default for every value but the population. The author of the run file must declare the population, because
+a count from the store would be private.
 
-The engine, the device and the number of processes change neither the model nor the ledger. The commands that train end
-cleanly at the end of a round: after `--stop-after`, at the budget, by Ctrl-C or SIGTERM. The runs of a sweep share the
-chunks of the engine and nothing else: each has its own model, cohorts, noise and ledger. The same command continues a
-sweep that was stopped.
+The engine, the device and the number of processes change neither the model nor the ledger. Training stops cleanly at
+the end of a round, after `--stop-after` seconds or at the budget, and on Ctrl-C or SIGTERM. The runs of a sweep are
+computed in the same chunks and share nothing else: each has its own model, cohorts, noise and ledger. The same command
+continues a sweep that was stopped.
 """
 
 import contextlib
 import itertools
 import json
+import math
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -90,10 +92,10 @@ INIT_EXAMPLES = """Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class NewRunOptions:
-    """The run to write into the file."""
+    """The settings that `unheard init` writes into the run file; all others get their default."""
 
     corpus: Annotated[Path, option("A token store, made by `unheard prepare`.")] = Path("corpora/chitchat")
-    population: Annotated[int, number("How many users there are, as you may say in public.", min=2, max=2**40)]
+    population: Annotated[int, number("The declared number of users, which may be published.", min=2, max=2**40)]
     users_per_round: Annotated[
         float | None, number("Expected users per round.", min=0, otherwise="100, or all users if there are fewer")
     ] = None
@@ -148,7 +150,9 @@ def init(
     if new.noise is not None:
         warn_of_noise(new.noise)
     say(f"Wrote {run_file}. Next: unheard train {run_file} --out runs/my-run")
-    if not new.has_store:
+    if new.has_store:
+        warn_of_budget(run_file, run.corpus)
+    else:
         say(f"There is no corpus at {run.corpus} yet: make it with `unheard prepare`.")
 
 
@@ -198,12 +202,14 @@ def train(
     set_stop_message(lambda: run_stop_message(out))
 
     def work(ranks: "ProcessGroup | None") -> None:
-        """Train the run, with the help of other processes if there are any."""
+        """Train the run and print its result; `ranks` are the processes that share the work, or None."""
         from unheard.mechanism.noise import NoNoise
         from unheard.report.tracking import Tracking
         from unheard.training.loop import train as train_run
 
         Tracking(path=out, kinds=track or ()).check()
+        if not was_restarted():
+            RunFolder.check_free(out)
         run, choice = read_run(run_file, set_, engine, processes)
         choice = replace(choice, secure_aggregation=True) if secure_aggregation else choice
         allowed = confirm_no_noise([run], yes, can_ask=ranks is None)
@@ -214,6 +220,7 @@ def train(
             reports = train_run(
                 run, out, engine=choice, ranks=ranks, on=on, again=was_restarted(), allow_no_privacy=allowed
             )
+            # The rounds run while `show_rounds` reads their reports.
             _print_result(out, show_rounds(reports, out.name, stop_after, folder=out, track=track))
 
     run_on_processes(work, processes.processes, processes.max_restarts)
@@ -233,12 +240,12 @@ def resume(
 ) -> None:
     """Continue a run after a stop, a crash or a kill.
 
-    Rounds that were lost are done, and charged, again.
+    Rounds after the newest checkpoint are computed again and charged again.
     """
     set_stop_message(lambda: run_stop_message(folder))
 
     def work(ranks: "ProcessGroup | None") -> None:
-        """Continue the run, with the help of other processes if there are any."""
+        """Continue the run and print its result; `ranks` are the processes that share the work, or None."""
         from unheard.report.tracking import Tracking
         from unheard.training.checkpoint import newest_checkpoint
         from unheard.training.loop import resume as resume_run
@@ -251,7 +258,8 @@ def resume(
         choice = replace(choice, **{key: value for key, value in changes.items() if value})
         run, last = (run if corpus is None else replace(run, corpus=corpus)), rounds or run.training.rounds
         if nodes.on == "flower" and newest_checkpoint(RunFolder.open(folder)).state.round >= last:
-            return _print_result(folder, None)  # without starting the nodes
+            return _print_result(folder, None)  # the run is complete: do not start the nodes
+        confirm_longer(folder, last, yes, can_ask=ranks is None)
         with nodes_of(nodes, run, choice, ranks) as on:
             reports = resume_run(
                 folder, rounds=rounds, corpus=corpus, engine=choice, ranks=ranks, on=on, allow_no_privacy=allowed
@@ -261,22 +269,74 @@ def resume(
     run_on_processes(work, processes.processes, processes.max_restarts)
 
 
+def warn_of_budget(run_file: Path, corpus: Path) -> None:
+    """Print a warning on standard error if the budget of the store's users ends a run before its last round."""
+    from unheard.privacy.population_ledger import FILE, PopulationLedger
+
+    if not (corpus / FILE).is_file() or PopulationLedger.read(corpus / FILE).budget is None:
+        return
+    from unheard.corpus.store import TokenStore
+    from unheard.training.initialise import budget_cautions, pinned, population_ledger_of
+
+    run, _ = read_run(run_file)
+    store = TokenStore.open(run.corpus)
+    for sentence in budget_cautions(pinned(run), store, population_ledger_of(run, store)):
+        note(sentence, style="bold yellow")
+
+
+def confirm_longer(folder: Path, rounds: int, yes: bool, *, can_ask: bool = True) -> None:
+    """Print how the claim of a run grows if it is trained longer than declared, and ask whether to continue.
+
+    Args:
+        folder: The run folder.
+        rounds: The number of rounds to train to. Nothing is printed unless it is larger than what the run declared.
+        yes: The option `--yes`: print the new claim and do not ask.
+        can_ask: False in a process that a launcher started. Without a terminal nothing is asked either.
+
+    Raises:
+        typer.Exit: The answer was no.
+    """
+    from unheard.privacy.budget import WHY, claim_after, claim_of_run
+    from unheard.privacy.ledger import Ledger
+
+    ledger = Ledger.read(RunFolder.open(folder).ledger)
+    facts = ledger.facts
+    declared, delta = facts.get("declared"), facts.get("delta")
+    if not isinstance(declared, dict) or not isinstance(delta, float) or type(declared.get("rounds")) is not int:
+        return  # a ledger of an older version, or a damaged one, which `resume` refuses
+    reached = max((entry.round + 1 for entry in ledger.entries), default=0)
+    if "budget" in declared or rounds <= max(reached, declared["rounds"]):
+        return
+    with notes.status("computing the new claim ..."):
+        now, then = claim_of_run(facts, ledger.entries, delta), claim_after(facts, ledger.entries, delta, rounds)
+    if math.isinf(now.epsilon):
+        return
+    note(
+        f"This run declared {declared['rounds']:,} rounds before it began, and claims ε = {epsilon_text(now.epsilon)} at "
+        f"δ = {small(delta)}. After {rounds:,} rounds it will claim ε = {epsilon_text(then.epsilon)}, because "
+        f"{WHY[then.basis]}.",
+        style="bold yellow",
+    )
+    if can_ask and not yes and sys.stdin.isatty() and notes.is_terminal:
+        typer.confirm("Train longer?", default=False, err=True, abort=True)
+
+
 def read_run(
     run_file: Path,
     set_: "Iterable[str] | None" = None,
     engine: EngineOptions = EngineOptions(),
     processes: ProcessOptions = ProcessOptions(),
 ) -> "tuple[Run, EngineChoice]":
-    """Read a run file with the changes that the options ask for.
+    """Read a run file and apply the changes of the command line.
 
     Args:
         run_file: The run file.
         set_: Changes of `--set` or `--vary`, as `table.key=value`.
-        engine: Options that replace keys of the table `[engine]`.
-        processes: The same: `--rank-timeout`.
+        engine: `--engine` and `--device`, which replace keys of the table `[engine]`.
+        processes: `--rank-timeout` of these options replaces a key of the table `[engine]` too.
 
     Returns:
-        The run, and the engine that computes it.
+        The run, and the choice of the engine that computes it.
 
     Raises:
         InvalidValue: The file or a change is not valid.
@@ -289,7 +349,7 @@ def read_run(
 
 
 def parse_vary(vary: list[str]) -> list[tuple[str, ...]]:
-    """Return every combination of the values of `--vary`, as changes to the run file.
+    """Return every combination of the values of `--vary`. A combination is a tuple of changes to the run file.
 
     >>> parse_vary(["clip.norm=10,20", "training.rounds=5"])
     [('clip.norm=10', 'training.rounds=5'), ('clip.norm=20', 'training.rounds=5')]
@@ -317,20 +377,21 @@ def nodes_of(
     ranks: "ProcessGroup | None",
     secure_aggregation: bool = False,
 ) -> "Iterator[FederatedEngine | None]":
-    """In the block, run Flower's simulated nodes if `--on flower` asks for them.
+    """With `--on flower`, keep simulated Flower nodes running while the block runs.
 
     Args:
         nodes: Where the updates are computed, and on how many nodes.
         run: The run to train.
         choice: The engine of each node.
-        ranks: The processes of `--processes`, which simulated nodes exclude.
+        ranks: The processes of `--processes`; must be None for `--on flower`.
         secure_aggregation: Whether `--secure-aggregation` was given.
 
     Yields:
         The engine that sends the work to the nodes; None for `--on here`.
 
     Raises:
-        InvalidValue: Flower is not installed, `--processes` is given as well, or `--secure-aggregation` without nodes.
+        InvalidValue: Flower is not installed, `--processes` is given with `--on flower`, or `--secure-aggregation` is
+            given without it.
     """
     if nodes.on == "here":
         if secure_aggregation:
@@ -349,15 +410,23 @@ def nodes_of(
 
     store = TokenStore.open(run.corpus)
     note(f"Starting {nodes.supernodes} simulated nodes: Flower and Ray take some seconds.")
-    let_unwind()  # Ray's processes have to be stopped in order
+    let_unwind()  # so that an interrupt leaves the block below, which stops Ray's processes
     with simulated_nodes(store.path, nodes.supernodes) as network:
         yield FederatedEngine(network, pinned(run).model, choice, store)
 
 
 def _print_result(folder: Path, last: "RoundReport | None") -> None:
-    """Print the newest accuracy, the running and the claimed epsilon, and what to do next."""
+    """Print the newest accuracy, the running and the claimed epsilon, and which command to use next.
+
+    Args:
+        folder: The run folder.
+        last: The last report of this call; None if the run was complete before.
+    """
     if last is None:
-        say(f"{folder} is complete: nothing left to do. To train longer: unheard resume {folder} --rounds N")
+        say(
+            f"{folder} is complete: nothing left to do. `unheard resume {folder} --rounds N` trains it longer. Rounds that "
+            "were not declared before the run raise its claim; the command prints the new claim before it begins."
+        )
         return
     if rows := RunFolder.open(folder).read_metrics():
         row = rows[-1]
@@ -366,7 +435,8 @@ def _print_result(folder: Path, last: "RoundReport | None") -> None:
             f"perplexity {row['perplexity']:.4g}, after round {row['round']}."
         )
     say(
-        f"Running bound: ε = {epsilon_text(last.epsilon)} by {accountant_title(last.accountant)} at δ = {small(last.delta)}."
+        f"Running bound: ε = {epsilon_text(last.epsilon)} by {accountant_title(last.accountant)} at δ = {small(last.delta)}. "
+        "It is fast to compute, so budgets are checked against it; the claim is usually smaller."
     )
     if (statement := RunFolder.open(folder).statement).exists():
         say(f"Claimed: {json.loads(statement.read_text(encoding='utf-8'))['claim']}.")
@@ -403,13 +473,13 @@ def sweep(
 ) -> None:
     """Train variants of a run side by side.
 
-    The result of each variant is what it would be alone, with a run folder and a ledger of its own.
-    Each is charged to its users: ten variants cost them ten runs.
+    Each variant gives the same result as if it were trained alone, and has its own run folder and ledger.
+    Each is charged to the users: ten variants cost as much privacy as ten runs.
     """
     set_stop_message(lambda: runs_stop_message(out))
 
     def work(ranks: "ProcessGroup | None") -> None:
-        """Train all variants, with the help of other processes if there are any."""
+        """Train all variants and print their results; `ranks` are the processes that share the work, or None."""
         from unheard.training.loop import train_together
 
         names, runs, choice = [], [], None
@@ -426,7 +496,13 @@ def sweep(
 
 
 def _print_results(names: list[str], last: dict[int, "RoundReport"], out: Path) -> None:
-    """Print the held-out accuracy and epsilon of each run."""
+    """Print a table with the held-out accuracy and the epsilon of each run.
+
+    Args:
+        names: The name of each run, which is also the name of its folder in `out`.
+        last: The last report of each run, by its index; a run that was complete before has none.
+        out: The folder of the sweep.
+    """
     table = Table(title="Held-out accuracy and cost, by run", title_justify="left")
     for name in ("run", "round", "top 1", "top 3", "ε so far, by", "stopped"):
         table.add_column(name, justify="left" if name in ("run", "stopped") else "right")

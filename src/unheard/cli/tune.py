@@ -1,7 +1,7 @@
-"""`unheard tune`: choose S, sigma and users per round for a private run.
+"""`unheard tune`: choose the clip norm S, the noise sigma and the users per round of a private run.
 
-Without --select it sweeps S and sigma as section 3 of the paper does (`tuning/pipeline.py`); with --select it trains a
-secret number of private candidates and keeps the best (`tuning/private_selection.py`).
+Without --select the command sweeps S and sigma as in section 3 of the paper (`tuning/pipeline.py`). With --select it
+trains a secret number of private candidates and keeps only the best (`tuning/private_selection.py`).
 """
 
 import functools
@@ -46,11 +46,11 @@ _select_option = functools.partial(option, panel="Private selection")
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """The options of a sweep: what to try, on which text, and what the choices may lose."""
+    """The options of a sweep: which values to try, on which store, and how much accuracy the choices may cost."""
 
     corpus: Annotated[
         Path | None,
-        _sweep_option("A proxy corpus to tune on; the plan stays for the run's own.", otherwise="the run's own"),
+        _sweep_option("A proxy store to tune on; the plan is for the run's own store.", otherwise="the run's own"),
     ] = None
     population: Annotated[
         int | None,
@@ -62,7 +62,7 @@ class SweepOptions:
     noise_stds: Annotated[str, _sweep_option("Values of sigma to try, at the chosen S.", metavar="SIGMA,...")] = (
         "0.003,0.006,0.012,0.024"
     )
-    users_per_round: Annotated[int, _sweep_number("Users per round of the trials: few.", min=1)] = 100
+    users_per_round: Annotated[int, _sweep_number("Users per round of each trial; few, to save time.", min=1)] = 100
     rounds: Annotated[int | None, _sweep_number("Rounds of each trial.", min=1, otherwise="as in the run file")] = None
     seeds: Annotated[int, _sweep_number("How often each trial is repeated.", min=1)] = 1
     allow_clip_loss: Annotated[
@@ -94,8 +94,8 @@ class SelectionOptions:
     trials_from: Annotated[
         Literal["geometric", "poisson"],
         _select_option(
-            "With --select: the distribution of their number. With geometric there is at least one model; with "
-            "poisson there may be none."
+            "With --select: the distribution of the number of trials. geometric draws at least one; poisson may draw "
+            "zero, and then there is no model."
         ),
     ] = "geometric"
 
@@ -132,7 +132,13 @@ def tune(
 
 
 def _check_unused(context: typer.Context, group: SweepOptions | SelectionOptions, mode: str) -> None:
-    """Raise `InvalidValue` if an option of the other way to tune was given: it would silently have no effect."""
+    """Raise `InvalidValue` if an option of this group was given, because it would silently have no effect.
+
+    Args:
+        context: The context of the command, which knows the options on the command line.
+        group: The options of the other mode of tuning.
+        mode: The mode that was chosen, for the message.
+    """
     for field in fields(group):
         source = context.get_parameter_source(field.name)
         if source is not None and source.name == "COMMANDLINE":
@@ -140,7 +146,11 @@ def _check_unused(context: typer.Context, group: SweepOptions | SelectionOptions
 
 
 def _sweep(run: "Run", choice: "EngineChoice", options: SweepOptions, out: Path, as_json: bool) -> None:
-    """Train the stages of a sweep, and print and write the chosen values and the plan."""
+    """Train the stages of a sweep; print and write the chosen values and the plan of the private run.
+
+    Raises:
+        InvalidValue: No private run can be planned from the results; the message says why.
+    """
     from unheard.training.initialise import pinned
     from unheard.tuning.output import check_can_be_private, conclude
     from unheard.tuning.pipeline import Allowance, trial_run
@@ -156,7 +166,7 @@ def _sweep(run: "Run", choice: "EngineChoice", options: SweepOptions, out: Path,
     allowance = Allowance(clip_loss=options.allow_clip_loss, loss=options.allow_loss)
     tried = trial_run(run, options.corpus, options.population)
     check_can_be_private(run, grid, z)
-    # The sweep's own baseline has no noise, on the proxy's users or on the run's.
+    # The baseline of the sweep is trained without noise on the users of the store that the sweep uses.
     confirm_no_noise([trial.run for trial in baseline_trials(tried, grid, out)], options.yes)
     if options.rounds is not None:
         tried = replace(tried, training=replace(tried.training, rounds=options.rounds))
@@ -176,7 +186,7 @@ def _sweep(run: "Run", choice: "EngineChoice", options: SweepOptions, out: Path,
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:
-    """Return the numbers of a list with commas, for example `5,10,20`; `option` is for the error message."""
+    """Return the numbers in a text such as `5,10,20`. Raise `InvalidValue`, with the option's name, for other text."""
     try:
         return tuple(float(word) for word in text.split(",") if word.strip())
     except ValueError:
@@ -186,7 +196,11 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
 def _train_stages(
     run: "Run", grid: "Grid", allowance: "Allowance", out: Path, choice: "EngineChoice", stop_after: float | None
 ) -> "TuningResult | None":
-    """Train stage by stage, with a bar for each trial. Return None if `stop_after` ended it."""
+    """Train stage by stage, with a progress bar for each trial.
+
+    Returns:
+        The result of the tuning; None if the limit of `stop_after` seconds ended it early.
+    """
     from unheard.tuning.pipeline import run_stages
 
     start = time.monotonic()
@@ -203,7 +217,7 @@ def _train_stages(
 
 
 def _print_trials(result: "TuningResult", conclusion: "Conclusion") -> None:
-    """Print every setting that was tried, what was chosen, and what the tuning cost."""
+    """Print the accuracy of every setting, the chosen S and sigma, and the privacy cost of the tuning."""
     record = conclusion.record
     evaluations = min(row["evaluations"] for row in record["trials"])
     table = Table(title=f"Held-out AccuracyTop1, mean of the last {evaluations} evaluations", title_justify="left")
@@ -237,7 +251,7 @@ def _print_trials(result: "TuningResult", conclusion: "Conclusion") -> None:
 
 
 def _print_plan(plan: dict[str, Any], out: Path) -> None:
-    """Print the run to train: users per round, hypothetical epsilon by each accountant, and its duration."""
+    """Print the planned run: users per round, hypothetical epsilon by each accountant, and estimated duration."""
     say("")
     say(
         f"The plan: {plan['users_per_round']:,} users per round of {plan['population']:,}, z = {plan['noise_multiplier']:g}, "
@@ -261,7 +275,10 @@ def _print_plan(plan: dict[str, Any], out: Path) -> None:
 def _select(
     run_file: Path, set_: list[str], engine: EngineOptions, options: SelectionOptions, out: Path, as_json: bool
 ) -> None:
-    """Train the candidates and print the best. The number and the scores of the trials are secret: there is no bar."""
+    """Train a secret number of candidates and print the best one.
+
+    There is no progress bar, because the number of trials and their scores must stay secret.
+    """
     from unheard.training.initialise import pinned
     from unheard.training.run import read_saved_run, run_hash
     from unheard.tuning.private_selection import TrialCount, select
@@ -273,8 +290,8 @@ def _select(
     runs = [read_run(run_file, [*set_, *varied], engine) for varied in combinations]
     candidates = [run for run, _ in runs]
     note(
-        f"{len(candidates)} candidates, {mean:g} trials on average ({drawn_from}). The machine draws their number and tells it to "
-        "nobody, so there is no progress bar. It may take several times the average."
+        f"{len(candidates)} candidates, {mean:g} trials on average ({drawn_from}). Their number is drawn at random and "
+        "stays secret, so there is no progress bar. It may take several times the average."
     )
     let_unwind()
     kept = if_interrupted(
@@ -294,7 +311,8 @@ def _select(
     say(f"The best: {', '.join(chosen)}. Run folder: {out}")
     say(f"What it and the choice of it cost: {loads(statement)['claim']}.")
     say(
-        "That holds as long as nothing else is told: neither the number of trials, nor their duration, nor the results "
-        "of the others, which are deleted. The choice used exact accuracy on held-out users, who are not protected by it."
+        "That holds as long as nothing else is published: neither the number of trials, nor their duration, nor the "
+        "results of the others, which are deleted. The choice used exact accuracy on held-out users, who are not "
+        "protected by it."
     )
     say(f"In full: unheard statement {out}")

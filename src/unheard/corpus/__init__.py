@@ -1,15 +1,15 @@
-"""The corpus package: reads text that is labelled with its author and writes a token store. It never imports torch.
+"""The corpus package: reads posts, each with the id of the user who wrote it, and writes a token store.
 
-The path of one line of text, with the module that handles each step:
+No module of this package imports torch. The path of one line of text, with the module that handles each step:
 
-    sources             which files there are, their formats, how they are grouped into batches; truncated files
+    sources             finds the input files and their formats, groups them into batches, repairs truncated files
     conversion          SQLite databases, Hugging Face datasets and Python objects become files that DuckDB reads
     readers             the query that reads each file format, checks each row and assigns it to the shard of its user
-    grouping            the grouping by user, and which users train; on one machine with DuckDB, spark on a cluster
-    tokenizers          text to words, characters or the tokens of a tokenizer.json
-    vocabulary          words to ids, and where the words come from; private_vocabulary counts them in text
-    encode              the posts of each user become one stream of ids
-    store               the token store, the folder of all shards: the only thing that training reads
+    grouping            groups the rows by user with DuckDB and assigns users to splits; `spark` does it on a cluster
+    tokenizers          split text into words, characters or the tokens of a tokenizer.json
+    vocabulary          maps words to ids; the words come from a public list or, in `private_vocabulary`, from text
+    encode              turns the posts of each user into one stream of ids
+    store               the token store, the folder of all shards: the only input of training
     pipeline            runs all of these steps, and resumes after an interruption
     prepare             the public function `unheard.prepare`
 
@@ -24,11 +24,11 @@ import os
 from collections.abc import Callable
 
 Progress = Callable[[str, float], None]
-"""A function that long operations call with the name of the current step and the finished fraction of it."""
+"""A callback of long operations. Its arguments are the name of the current step and the finished fraction, 0 to 1."""
 
 
 def no_progress(step: str, fraction: float) -> None:
-    """The default `Progress`: reports nothing."""
+    """Do nothing. This is the default callback of functions that take a `Progress`."""
 
 
 AVAILABLE_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

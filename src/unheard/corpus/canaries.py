@@ -1,13 +1,13 @@
-"""Canaries: random phrases that are drawn, planted in the text of chosen users, and recorded for an audit.
+"""Canaries: random phrases that are planted in the text of chosen users, so that an audit can look for them.
 
-An audit measures how much a model reveals of them. `plant_canaries` changes finished training shards: it puts each
-phrase in front of the streams of its carriers. The record of who carries what is kept apart from the store's public
-files (canaries.json, mode 0600). The privacy guarantee bounds what the audit can find (Carlini et al., "The Secret
-Sharer", 2019; audit/exposure.py).
+The audit measures how much a trained model reveals of the phrases; the privacy guarantee bounds what it can find
+(Carlini et al., "The Secret Sharer", 2019; audit/exposure.py). `plant_canaries` changes finished training shards: it
+inserts each phrase at the beginning of the streams of its carriers, the users chosen for it. The private record of the
+phrases and their carriers is the file canaries.json of the store, which only the owner may read (mode 0600).
 
-The order of work:
+The steps of an audit, with the functions of this module that they use:
 
-    unheard canaries corpora/chat --out canaries.jsonl                   draw_canaries: random phrases of known words
+    unheard canaries corpora/chat --out canaries.jsonl                   draw_canaries: random words of a vocabulary
     unheard prepare posts.jsonl --canaries canaries.jsonl --out ...      plant_canaries
     unheard train ...; unheard audit runs/first                          read_canaries; audit/exposure.py ranks them
 
@@ -34,12 +34,12 @@ from unheard.randomness import reproducible_generator
 
 @dataclass(frozen=True, kw_only=True)
 class Canary:
-    """One secret: a post that `users` training users each write `repeats` times.
+    """One secret phrase, which is planted as a post in the text of `users` training users, `repeats` times each.
 
     Args:
-        text: The secret. All of its words must be in the vocabulary.
-        users: The number of carriers. With 0 the canary is a control, which nobody writes.
-        repeats: How often each carrier writes it.
+        text: The phrase. All of its words must be in the vocabulary.
+        users: The number of carriers. A canary with 0 carriers is a control: it is in the text of no user.
+        repeats: How many times the post is in the text of each carrier.
     """
 
     text: str
@@ -62,22 +62,25 @@ def plant_canaries(
     tokens_per_user: int | None,
     salt: str,
 ) -> list[dict[str, Any]]:
-    """Put each canary in front of the streams of its carriers, which stay within the cap. No user carries two.
+    """Insert each canary at the beginning of the streams of its carriers, and return the private record.
+
+    Each user carries at most one canary. A stream that becomes longer than `tokens_per_user` is truncated.
 
     Args:
-        canaries: The secrets.
-        train: The folder of the training shards, which are rewritten.
+        canaries: The phrases to plant.
+        train: The folder of the training shards. Shards with carriers are rewritten.
         shards: The number of shards.
         tokenizer: The tokenizer of the store.
         vocabulary: The vocabulary of the store.
-        tokens_per_user: The cap of the store.
-        salt: Decides who the carriers are.
+        tokens_per_user: The largest number of tokens of a user; None if the store has no limit.
+        salt: The seed of the random choice of carriers.
 
     Returns:
-        The record: text, ids, carriers and repeats of each canary.
+        For each canary a dictionary with `text`, `tokens` (its ids), `users` (the numbers of its carriers) and
+        `repeats`. It names users, so only the owner of the store may see it.
 
     Raises:
-        InputError: A canary has words outside the vocabulary, or there are not enough users.
+        InputError: A canary has words outside the vocabulary, or asks for more carriers than there are users.
     """
     dtype = token_dtype(len(vocabulary))
     opened = [Shard.open(train / f"{s:05d}.offsets", dtype) for s in range(shards)]
@@ -103,16 +106,19 @@ def plant_canaries(
 
 
 def check_canary_words(canaries: Sequence[Canary], tokenizer: Tokenizer, vocabulary: Vocabulary | None) -> None:
-    """Check the canaries before hours of work, and before the draw of a private vocabulary.
+    """Raise `InputError` for a canary that cannot be encoded.
+
+    The pipeline calls this before the steps that take hours or draw a private vocabulary, so that an unusable canary
+    wastes neither time nor privacy budget.
 
     Args:
         canaries: The canaries to plant.
         tokenizer: Splits text into words.
-        vocabulary: The words of the ids; None if they are not known yet. Then only words that no vocabulary has are
-            refused.
+        vocabulary: The vocabulary of the store, or None if it is not known yet.
 
     Raises:
-        InputError: A canary has no word, or words outside the vocabulary.
+        InputError: With a vocabulary: a canary has words outside it. Without one: a canary has no word, or has words
+            that cannot be in any vocabulary (too long, or the name of a special token).
     """
     for canary in canaries:
         words = tokenizer.split(canary.text)
@@ -127,7 +133,7 @@ def check_canary_words(canaries: Sequence[Canary], tokenizer: Tokenizer, vocabul
 
 
 def _encode(canary: Canary, tokenizer: Tokenizer, vocabulary: Vocabulary) -> np.ndarray:
-    """Encode a canary as one post; every word must be in the vocabulary."""
+    """Return the ids of a canary as one post: BOS, words, EOS. Raise `InputError` for a word outside the vocabulary."""
     words = tokenizer.split(canary.text)
     ids = vocabulary.encode_words(words)
     if UNK in ids:
@@ -140,7 +146,15 @@ def _encode(canary: Canary, tokenizer: Tokenizer, vocabulary: Vocabulary) -> np.
 
 
 def _rewrite(shard: Shard, folder: Path, number: int, mine: dict[int, np.ndarray], cap: int | None) -> None:
-    """Write the shard again with its carriers changed, in one sequential copy."""
+    """Write a copy of a shard in which the streams of its carriers begin with their canaries.
+
+    Args:
+        shard: The opened shard.
+        folder: The folder of the shard's files, which are replaced.
+        number: The number of the shard.
+        mine: The ids to insert, by the index of the carrier within the shard.
+        cap: The largest number of tokens of a user, or None.
+    """
     writer = ShardWriter(folder, number, shard.dtype)
     for k in range(shard.num_users):
         own = shard.tokens[shard.offsets[k] : shard.offsets[k + 1]]
@@ -152,9 +166,11 @@ def _rewrite(shard: Shard, folder: Path, number: int, mine: dict[int, np.ndarray
 FILE = "canaries.json"
 """The record of planted phrases in a store. It names their carriers, so only the owner of the store may read it."""
 MAX_TOKENS = 10_000
+"""The largest number of tokens of a phrase. A record with a longer phrase is treated as damaged."""
 FIRST_WORD = 3
-"""Token ids below are BOS, EOS and UNK."""
+"""The first token id of an ordinary word. The smaller ids are BOS, EOS and UNK."""
 FEWEST_WORDS = 10
+"""The least number of lower-case words in a vocabulary from which `draw_canaries` draws."""
 
 
 def draw_canaries(
@@ -166,18 +182,18 @@ def draw_canaries(
     words: int = 5,
     repeats: int = 1,
 ) -> list[Canary]:
-    """Draw phrases of independent, uniformly random words, which no user writes by accident.
+    """Draw phrases of independent, uniformly random words. It is very unlikely that a user wrote such a phrase.
 
     Args:
-        vocabulary: Where the words come from. Only words of lower-case letters are used.
-        rng: A secure generator: a phrase that can be guessed is no secret.
-        carriers: Numbers of users; each number makes a group of phrases carried by that many users.
+        vocabulary: The vocabulary of the words. Only words of lower-case letters are used.
+        rng: A cryptographically secure generator, so that nobody can predict the phrases.
+        carriers: The number of carriers of each group of phrases. 0 makes a group of controls.
         each: The number of phrases in a group.
         words: The number of words in a phrase.
-        repeats: How often each carrier writes its phrase.
+        repeats: How many times a phrase is in the text of each carrier.
 
     Returns:
-        The phrases, `each` for every entry of `carriers`.
+        The phrases, group by group: `each` phrases for every entry of `carriers`.
 
     Raises:
         InvalidValue: The vocabulary has too few words of lower-case letters.
@@ -196,11 +212,11 @@ def draw_canaries(
 
 
 def read_canary_file(path: Path) -> tuple[Canary, ...]:
-    """Read the phrases that `unheard canaries` wrote: JSON lines with text, users and repeats.
+    """Read a file of canaries, such as `unheard canaries` writes: JSON lines with text, users and repeats.
 
     Raises:
         InputError: The file cannot be read, or a line is not JSON.
-        UnknownKey: A line has another key.
+        UnknownKey: A line has a key other than these three.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -212,7 +228,7 @@ def read_canary_file(path: Path) -> tuple[Canary, ...]:
 
 
 def has_canaries(store: Path) -> bool:
-    """Whether phrases were planted in a store."""
+    """Whether canaries were planted in the store at this path."""
     return (store / FILE).is_file()
 
 
@@ -220,15 +236,15 @@ def read_canaries(store: Path, vocabulary_size: int) -> list[dict[str, Any]]:
     """Read the record of planted phrases, which is private.
 
     Args:
-        store: A token store prepared with canaries.
-        vocabulary_size: The size of the model's vocabulary; every token must be below.
+        store: The folder of a store that was prepared with canaries.
+        vocabulary_size: The size of the model's vocabulary. Every token id of a phrase must be smaller.
 
     Returns:
-        For each phrase a dictionary with `tokens`, `carriers` (how many users carry it) and `repeats`, among others.
+        For each phrase the dictionary of `plant_canaries`, with the number of its carriers added as `carriers`.
 
     Raises:
-        CorpusMissing: Nothing was planted in this store.
-        CorpusCorrupt: The record does not read back.
+        CorpusMissing: The store has no record: no canaries were planted.
+        CorpusCorrupt: The record cannot be read or has invalid token ids.
     """
     file = store / FILE
     if not has_canaries(store):
@@ -244,5 +260,5 @@ def read_canaries(store: Path, vocabulary_size: int) -> list[dict[str, Any]]:
             canary["tokens"], canary["carriers"] = tokens, len(canary["users"])
             canary["repeats"] = int(canary["repeats"])
     except (ValueError, TypeError, KeyError, OSError):
-        raise CorpusCorrupt(f"{file} does not read back as written: prepare the store again.") from None
+        raise CorpusCorrupt(f"{file} is damaged: prepare the store again.") from None
     return record

@@ -5,8 +5,8 @@
     the demo corpus            JSON lines; it is a file of the PyPI package `chitchat-dataset`
     Python objects             JSON lines or Parquet: rows (dicts), pandas and Arrow tables, `datasets.Dataset`
 
-Only the needed columns are converted. `convert_source` is called by the pipeline for each source; `opened_sources` by
-the public function `unheard.prepare`.
+Only the columns that `prepare` reads are converted. The pipeline calls `convert_source` for each source in one of the
+first three formats; `unheard.prepare` calls `opened_sources`, which writes Python objects to temporary files.
 """
 
 import contextlib
@@ -28,19 +28,22 @@ from unheard.corpus.store import StoreWriter
 from unheard.errors import InputError
 
 _MALFORMED = "not a row\n"
-"""A line that is not JSON: the scan counts it as a malformed row."""
+"""The line written for a row that cannot be converted. It is not JSON, so the scan counts it as a malformed row."""
 
 
 def convert_source(source: Source, number: int, work: Path, fields: Fields) -> list[Source]:
-    """Convert a source with another format (`Source.needs_conversion`) into files in `work` that the scan reads.
+    """Convert a source that DuckDB cannot read (`Source.needs_conversion`) into files in `work`.
 
-    A converted file gets its name when it is complete, so a repeated call does not convert again.
+    A converted file gets its final name only when it is complete, so a repeated call reuses it.
 
     Args:
         source: A source with the format "hub", "sqlite" or "chitchat".
-        number: Its number among all sources, which names the converted file.
+        number: The index of the source among all sources. It is the name of the converted file or folder.
         work: The work folder of the pipeline.
         fields: The columns to convert.
+
+    Returns:
+        The converted files, as sources that DuckDB reads.
 
     Raises:
         InputError: A column or table is missing, the file cannot be read, or an optional package is not installed.
@@ -58,21 +61,25 @@ def convert_source(source: Source, number: int, work: Path, fields: Fields) -> l
 
 @contextlib.contextmanager
 def opened_sources(source: Any, out: str | os.PathLike[str], fields: Fields) -> Iterator[Sequence[Source]]:
-    """Find the sources that `unheard.prepare` was given.
+    """Yield the sources that the first argument of `unheard.prepare` stands for.
 
-    Python objects are written to a temporary folder beside `out`, which is deleted at the end of the block.
+    Python objects are written to a temporary folder next to `out`, which is deleted at the end of the `with` block.
 
     Args:
         source: A path, a glob, a folder, "hub:NAME", "chitchat" or a list of these; or Python objects (`write_rows`).
         out: The folder of the store; it must be missing or empty.
-        fields: The columns to keep of Python objects.
+        fields: The columns of Python objects to keep.
+
+    Raises:
+        InputError: There is no such file, or the Python objects cannot be used.
+        CorpusError: `out` is not empty. This is only checked here for Python objects.
     """
     if isinstance(source, str | os.PathLike):
         source = [source]
     if isinstance(source, list | tuple) and source and all(isinstance(item, str | os.PathLike) for item in source):
         yield find_sources([os.fspath(item) for item in source])
         return
-    StoreWriter.check_path(out)  # before the rows are written
+    StoreWriter.check_path(out)  # raises before a long iterable is read and written
     folder = storage.new_folder_beside(Path(out))
     try:
         yield write_rows(source, folder, fields)
@@ -81,7 +88,7 @@ def opened_sources(source: Any, out: str | os.PathLike[str], fields: Fields) -> 
 
 
 def write_rows(rows: Any, folder: Path, fields: Fields) -> list[Source]:
-    """Write Python objects to files in `folder` that the scan reads.
+    """Write Python objects to files in `folder`, as Parquet or JSON lines, and return these files as sources.
 
     Args:
         rows: A pandas DataFrame, an Arrow table, a Hugging Face `Dataset` or `DatasetDict`, or an iterable of dicts.
@@ -109,11 +116,12 @@ def write_rows(rows: Any, folder: Path, fields: Fields) -> list[Source]:
 
 
 def _write_table(table: Any, target: Path, fields: Fields) -> list[Source]:
-    """Write the needed columns of a table as Parquet: with DuckDB, or with the method of a Hugging Face `Dataset`."""
+    """Write the columns of `fields` as a Parquet file. Raise `InputError` if the table lacks one of them."""
     names = [str(name) for name in (table.column_names if hasattr(table, "column_names") else table.columns)]
     _check_names(names, fields, f"The {type(table).__name__}")
     columns = list(dict.fromkeys(fields.columns()))
-    if hasattr(table, "select_columns"):  # a Hugging Face Dataset; its rows may be a selection of its Arrow table
+    if hasattr(table, "select_columns"):
+        # A Hugging Face Dataset may be a selection of the rows of its Arrow table, so DuckDB must not read the table.
         table.select_columns(columns).to_parquet(str(target))
     else:
         import duckdb
@@ -126,10 +134,10 @@ def _write_table(table: Any, target: Path, fields: Fields) -> list[Source]:
 
 
 def _dict_rows(rows: Iterable[Any], fields: Fields) -> Iterator[str]:
-    """Yield a JSON line per row. After the last row, raises `InputError` if a column was in none of them.
+    """Yield a JSON line per row; after the last row, raise `InputError` if no row had one of the columns.
 
-    The rules are those of a file of JSON lines: a row that is not a dict is malformed, a row without the user or the
-    text is counted as such, and a time that cannot be read sorts last.
+    The rows are treated like the lines of a JSON file: a row that is not a dict counts as malformed, a row without
+    user or text counts as such, and a row with an unreadable time comes after the other rows of its user.
     """
     columns = fields.columns()
     names: dict[str, None] = {}
@@ -141,14 +149,17 @@ def _dict_rows(rows: Iterable[Any], fields: Fields) -> Iterator[str]:
             names.update(dict.fromkeys(map(str, row)))
         text = row.get(fields.text)
         values = {name: _json_value(row.get(name)) for name in columns}
-        # As in a JSON file, a text that is not a string is a row without text.
+        # As in a JSON file, a row whose text is not a string counts as a row without text.
         yield json.dumps(values | {fields.text: text if isinstance(text, str) else None}) + "\n"
-    if names:  # without any row the pipeline says that the input is empty
+    if names:  # if there was no row, the pipeline raises its own error: the input is empty
         _check_names(list(names), fields, "The input")
 
 
 def _json_value(value: Any) -> Any:
-    """A user id or a time for JSON: numbers and strings as they are, dates in ISO 8601, other objects as text."""
+    """Convert a user id or a time for JSON: numbers and strings as they are, dates to ISO 8601, other objects to str.
+
+    A missing value (None, NaN or infinity) becomes None.
+    """
     if hasattr(value, "item"):
         value = value.item()  # a numpy scalar
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -159,20 +170,23 @@ def _json_value(value: Any) -> Any:
 
 
 def _check_names(names: list[str], fields: Fields, what: str) -> None:
-    """Raise `InputError`, with the argument of `unheard.prepare` that names it, for a column that is missing."""
+    """Raise `InputError` for the first column of `fields` that is not in `names`.
+
+    The message names the argument of `unheard.prepare` to correct. `what` is the subject of the message.
+    """
     for option, name in (("user", fields.user), ("text", fields.text), ("time", fields.time)):
         if name is not None and name not in names:
             raise InputError(f"{what} has no column '{name}' ({option}=).{nearest(name, names)}")
 
 
 def _write_lines(target: Path, lines: Iterable[str]) -> None:
-    """Write lines to a file that gets its name when it is complete."""
+    """Write lines to a file, which gets its final name only when it is complete."""
     with storage.open_replacement(target) as file:
         file.writelines(line.encode() for line in lines)
 
 
 def _chitchat_rows(path: Path) -> Iterator[str]:
-    """The messages of all turns of all conversations. There are 258,000 of them, so the file is read whole."""
+    """Yield a JSON line per message of the demo corpus. It has only 258,000 messages, so the file is read at once."""
     for conversation in json.loads(path.read_text(encoding="utf-8")).values():
         for turn in conversation["messages"]:
             for message in turn:
@@ -180,9 +194,13 @@ def _chitchat_rows(path: Path) -> Iterator[str]:
 
 
 def _sqlite_rows(source: Source, fields: Fields) -> Iterator[str]:
-    """Yield a JSON line per row of a table or view. The database is opened read-only."""
+    """Yield a JSON line per row of a table or view. The database is opened read-only.
+
+    Raises:
+        InputError: The table or a column is missing, or SQLite cannot read the file.
+    """
     connection = sqlite3.connect(f"file:{Path(source.path).absolute().as_posix()}?mode=ro", uri=True)
-    connection.text_factory = bytes  # SQLite does not check its UTF-8; invalid text is counted as malformed
+    connection.text_factory = bytes  # SQLite may hold invalid UTF-8, which is decoded and counted as malformed below
     try:
         tables = connection.execute(
             "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%'"
@@ -208,7 +226,10 @@ def _sqlite_rows(source: Source, fields: Fields) -> Iterator[str]:
 
 
 def _import_dataset(source: Source, folder: Path, fields: Fields) -> list[Source]:
-    """Write all splits of a Hugging Face dataset (a name on the hub, or a folder saved to disk) as Parquet."""
+    """Write each split of a Hugging Face dataset as a Parquet file and return the files. A finished folder is reused.
+
+    The dataset is a name on the hub or a folder written by `save_to_disk`. Raises `InputError` for a missing column.
+    """
     if not folder.exists():
         with storage.staged_folder(folder) as staged:
             for split, part in _load_dataset(source.path).items():
@@ -221,7 +242,11 @@ def _import_dataset(source: Source, folder: Path, fields: Fields) -> list[Source
 
 
 def _load_dataset(path: str) -> Mapping[str, Any]:
-    """Return the splits of the dataset at "NAME", "NAME@CONFIG" or a folder written by `save_to_disk`."""
+    """Return the splits, by name, of the dataset "NAME" or "NAME@CONFIG", or of a folder written by `save_to_disk`.
+
+    Raises:
+        InputError: The package `datasets` is not installed, or it cannot load the dataset.
+    """
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -230,6 +255,6 @@ def _load_dataset(path: str) -> Mapping[str, Any]:
     is_on_disk = Path(name).is_dir() and not config and any(Path(name).glob("dataset_*.json"))
     try:
         loaded: Any = datasets.load_from_disk(name) if is_on_disk else datasets.load_dataset(name, config or None)
-    except Exception as error:  # the library raises many kinds
+    except Exception as error:  # the library raises exceptions of many types
         raise InputError(f"Cannot load the dataset {name}: {str(error).splitlines()[0]}") from None
     return loaded if isinstance(loaded, dict) else {"all": loaded}

@@ -1,22 +1,23 @@
-"""Encodes text: the posts of each user become one stream of token ids, which is written to the shard of the user.
+"""Encodes text: turns the posts of each user into one stream of token ids and writes it to the user's shard.
 
 The stream of a user is BOS words EOS, BOS words EOS, ..., one such sequence per post (or per sentence), in the order of
 time, cut at exactly `tokens_per_user` tokens. The count includes EOS and excludes BOS, which is never predicted
-(docs/decisions/0020). The paper: users "truncated to have exactly 1600 tokens", sequences with implicit BOS and EOS.
+(docs/decisions/0020). In the paper, users are "truncated to have exactly 1600 tokens", and BOS and EOS are implicit.
 
     EncodingOptions   the choices: sequence, tokens_per_user, min_tokens, strip_quotes
     EncodeShard       the task that a grouping backend runs on each shard: writes its files and returns counts
-    Encoder           texts to ids
-    FastWordEncoder   the same for `WordTokenizer`, with a cache
+    Encoder           converts texts to ids
+    FastWordEncoder   does the same for `WordTokenizer`, with a cache
 
-Many users are encoded together and a very long user in pieces, so that at most some megabytes of text are in memory. The
-same code runs on one machine and on Spark workers.
+Short users are encoded many at a time and a very long user is encoded in pieces, so that at most a few megabytes of
+text are in memory. The same code runs on one machine and on Spark workers.
 
 **The fast encoder** caches the ids of every chunk of text and looks up thousands of chunks at once. A chunk is the text
-between white space. Running text repeats its chunks, and the rules of `WordTokenizer` look at one chunk at a time, so a
-table from chunks to ids gives the same result as the rules. A test compares the two. A chunk of up to 8 bytes is its
-own key as one integer, one of up to 16 bytes as two: no two chunks have the same key. Longer chunks are rare and are
-kept in a dictionary. Measurements and the alternatives that were tried: docs/decisions/0026.
+between two white spaces. Most chunks occur many times in a text, and `WordTokenizer` splits each chunk independently of
+its neighbours, so a table from chunks to ids gives the same result as the tokenizer. A test compares the two. The key
+of a chunk of up to 8 bytes is one 64-bit integer with these bytes, that of a chunk of 9 to 16 bytes is two such
+integers, so no two chunks have the same key. Longer chunks are rare and are kept in a dictionary. For measurements and
+alternatives see docs/decisions/0026.
 """
 
 import bisect
@@ -43,19 +44,20 @@ from unheard.corpus.vocabulary import BOS, EOS, UNK, ReleaseLog, Vocabulary
 from unheard.errors import CorpusError
 
 BATCH_CHARS = 1 << 20
-"""Characters of text that are encoded at once."""
+"""The number of characters that are collected before they are encoded together."""
 
 SequenceUnit = Literal["post", "sentence"]
+"""What one pair of BOS and EOS encloses."""
 
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])\s+|\n+")
 
-# Everything from here on was written by someone else.
+# The header of a forwarded message and all text after it, which another user wrote.
 _FORWARDED = re.compile(
     r"^[ \t>]*(?:-{2,}[ \t]*(?:original message|forwarded (?:message|by)\b.*?)[ \t]*-*|begin forwarded message:)"
     r"[ \t]*$.*",
     re.IGNORECASE | re.MULTILINE | re.DOTALL,
 )
-# "On Mon, 14 May 2001, Kim wrote:" directly above a quoted line.
+# A line such as "On Mon, 14 May 2001, Kim wrote:" directly above a quoted line.
 _INTRODUCTION = re.compile(
     r"^[ \t]*(?:on|am|le|el)\b[^\n]{0,200}(?:\n[^\n>]{0,100})?:[ \t]*\n+(?=[ \t]*(?:>|&gt;))", re.I | re.M
 )
@@ -64,17 +66,17 @@ _QUOTE_BLOCK = re.compile(r"\[quote[^\]]*\].*?\[/quote\]", re.IGNORECASE | re.DO
 
 
 def strip_quotes(text: str) -> str:
-    """Remove quoted lines, the line that introduces them, and forwarded messages.
+    """Return the text without quoted lines, the lines that introduce them, [quote] blocks and forwarded messages.
 
-    Quoted words belong to another user. If they stayed, the text of that user would reach the model through a second
-    user, and the guarantee for the first would not cover it.
+    Another user wrote the quoted words. If they stayed, they would also influence the model through the user who quotes
+    them, and the guarantee of the user who wrote them does not cover that.
 
     Example:
         >>> strip_quotes("> what do you think?\\nI agree.")
         'I agree.'
     """
     if ">" not in text and "&gt;" not in text and "--" not in text and "[" not in text and "orwarded" not in text:
-        return text  # nearly every post; five quick searches instead of four slow ones
+        return text  # Most posts end here: these five substring searches are faster than the four regular expressions.
     text = _FORWARDED.sub("", text)
     text = _QUOTE_BLOCK.sub(" ", text)
     text = _INTRODUCTION.sub("", text)
@@ -82,11 +84,11 @@ def strip_quotes(text: str) -> str:
 
 
 def split_sequences(texts: Iterable[str], unit: SequenceUnit) -> Iterable[str]:
-    """Return what BOS and EOS enclose: each whole post, or each sentence (up to . ! ? or the end of a line).
+    """Return the sequences of a user: the whole posts, or the sentences (up to . ! ? or the end of a line).
 
     Args:
         texts: The posts of a user.
-        unit: What BOS and EOS enclose.
+        unit: What becomes one sequence, enclosed by BOS and EOS: "post" or "sentence".
     """
     return texts if unit == "post" else itertools.chain.from_iterable(map(_SENTENCE_END.split, texts))
 
@@ -98,7 +100,7 @@ class EncodingOptions:
     Args:
         sequence: What BOS and EOS enclose: "post" or "sentence".
         min_tokens: Users with fewer tokens are left out.
-        tokens_per_user: Longer users are cut at exactly this many tokens; None keeps everything.
+        tokens_per_user: The streams of users with more tokens are cut at exactly this number; None cuts nothing.
         strip_quotes: Whether to remove quoted and forwarded text.
     """
 
@@ -115,13 +117,15 @@ class EncodingOptions:
         )
 
     def texts(self, posts: Iterable[str]) -> Iterable[str]:
-        """Split posts into sequences, each of which BOS and EOS will enclose; quotes are removed before, if so chosen."""
+        """Split posts into sequences, to be enclosed by BOS and EOS. If `strip_quotes` is set, remove quotes first."""
         return split_sequences(map(strip_quotes, posts) if self.strip_quotes else posts, self.sequence)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedText:
-    """The scanned text of the users and how it will be encoded: what the source of a vocabulary gets to count words.
+    """The scanned text of all users and the choices for its encoding: the input of `VocabularySource.build`.
+
+    A source that counts words in the users' text runs a task over the shards with `backend`.
 
     Args:
         tokenizer: Splits text into words.
@@ -130,7 +134,7 @@ class GroupedText:
         backend: Runs a task on each shard.
         grouping: The plan of the grouping, with the folder of the scanned rows.
         progress: Called with the finished fraction of a step.
-        releases: The private vocabularies that were drawn for the store, and their cost.
+        releases: The log of private vocabularies drawn for this store, with their costs.
     """
 
     tokenizer: Tokenizer
@@ -144,7 +148,7 @@ class GroupedText:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeShard:
-    """A `ShardTask`: writes the streams of the users of a shard into `folder`/<split>/ and returns counts.
+    """A `ShardTask` that writes the streams of the users of a shard into `folder`/<split>/ and returns counts.
 
     Args:
         folder: The folder of the store.
@@ -152,8 +156,8 @@ class EncodeShard:
         vocabulary: Gives each word its id.
         options: How posts become streams.
         splits: Which user is in which split.
-        user_ids: A folder for the ids of the written users, for the owner's map from ids to numbers; None writes no
-            ids.
+        user_ids: A folder for the user ids of each shard, from which `user_map` makes the owner's map; None writes no
+            user ids.
     """
 
     folder: Path
@@ -164,7 +168,15 @@ class EncodeShard:
     user_ids: Path | None = None
 
     def __call__(self, shard: int, rows: Rows) -> dict[str, Any]:
-        """Write the files of one shard, and return the counts of its users, tokens and unknown words by split."""
+        """Write the files of one shard and return its counts, which only the owner of the data may see.
+
+        Returns:
+            `users_seen`, `users_too_short`, and for each split `<split>_users`, `<split>_tokens` (BOS not counted),
+            `<split>_unknown` (UNK) and `<split>_ends` (EOS).
+
+        Raises:
+            CorpusError: The files cannot be written, for example because the disk is full.
+        """
         dtype = token_dtype(len(self.vocabulary))
         writers = {name: ShardWriter(self.folder / name, shard, dtype) for name in self.splits.names()}
         encoder = _cached_encoder(self.tokenizer, self.vocabulary)
@@ -175,7 +187,7 @@ class EncodeShard:
             output.write_waiting()
             for split, writer in writers.items():
                 writer.close()
-                output.counts[f"{split}_unknown"] += 0  # the key is there even if the count is 0
+                output.counts[f"{split}_unknown"] += 0  # makes sure that the key exists
         except OSError as error:
             for writer in writers.values():
                 writer.abandon()
@@ -188,7 +200,10 @@ class EncodeShard:
 
 
 class _WaitingUser(NamedTuple):
-    """A user whose text waits to be encoded: the number of texts that are encoded first, and the texts after them."""
+    """A user whose text is not encoded yet.
+
+    The first `num_texts` texts of the user are in `_ShardOutput.texts`; `rest` holds the texts after them.
+    """
 
     user: str
     num_texts: int
@@ -197,10 +212,10 @@ class _WaitingUser(NamedTuple):
 
 @dataclass(kw_only=True)
 class _ShardOutput:
-    """Collects the users of one shard and writes them to its files.
+    """Collects the users of one shard, encodes many of them together, and writes them to the shard's files.
 
-    Users wait until there are enough to encode together. Of a long user only the first texts are encoded, as many as
-    the cap usually needs; the rest waits too, and is encoded if the cap is not reached.
+    If there is a cap (`tokens_per_user`), only as many of the first texts of a user are encoded as usually reach the
+    cap. The other texts are kept in `_WaitingUser.rest` and are encoded only if the first ones did not reach it.
     """
 
     options: EncodingOptions
@@ -215,7 +230,12 @@ class _ShardOutput:
     rest_chars: int = 0
 
     def add_user(self, user: str, lists: Iterator[Iterable[str]]) -> None:
-        """Collect the text of the next user for encoding. A very long user is encoded at once, in pieces."""
+        """Collect the text of the next user. A very long user is encoded and written immediately, in pieces.
+
+        Args:
+            user: The id of the user.
+            lists: The user's sequences in order, in one or several lists.
+        """
         cap = self.options.tokens_per_user
         first_chars = _first_chars(cap)
         max_chars = first_chars if cap is None else first_chars + BATCH_CHARS
@@ -242,7 +262,7 @@ class _ShardOutput:
             self.write_waiting()
 
     def write_waiting(self) -> None:
-        """Encode all waiting users together, cut each at the cap, and write those who stay, split by split."""
+        """Encode all waiting users, cut each at the cap, and write those with at least `min_tokens` to their splits."""
         ids, lengths, counts = self._encode_together(self.texts, [user.num_texts for user in self.waiting])
         cap = self.options.tokens_per_user
         if cap is not None:
@@ -276,15 +296,24 @@ class _ShardOutput:
         self.waiting, self.texts, self.chars, self.rest_chars = [], [], 0, 0
 
     def _encode_together(self, texts: list[str], per_user: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Encode the texts of several users; return all ids, and for each user the numbers of ids and of tokens."""
+        """Encode the texts of several users.
+
+        Args:
+            texts: The texts of all users, one user after the other.
+            per_user: The number of texts of each user.
+
+        Returns:
+            The ids of all users in one array, the number of ids of each user, and the number of tokens of each user
+            (the ids without BOS).
+        """
         ids, begins = self.encoder.encode(texts)
         first = np.concatenate([[0], np.cumsum(per_user)]).astype(np.int64)
         lengths = np.diff(begins[first])
         sequences = np.concatenate([[0], np.cumsum(np.diff(begins) > 0)])[first]
-        return ids, lengths, lengths - np.diff(sequences)  # each sequence has one BOS, which is not counted
+        return ids, lengths, lengths - np.diff(sequences)  # each sequence has one BOS, which is not a token of the user
 
     def _write_long(self, user: str, texts: Iterator[str]) -> None:
-        """Write a user in pieces, and discard the user if they turn out too short."""
+        """Encode and write one user piece by piece; remove what was written if there are fewer than `min_tokens`."""
         split = self.splits.split_of(user)
         writer, count, unknown_and_ends = self.writers[split], 0, np.zeros(2, dtype=np.int64)
         for ids, number in encode_in_pieces(texts, self.encoder, self.options.tokens_per_user):
@@ -300,6 +329,7 @@ class _ShardOutput:
             self.counts["users_too_short"] += 1
 
     def _count(self, split: str, users: list[str], tokens: int, unknown_and_ends: np.ndarray) -> None:
+        """Add users that were written to a split to the counts and to the list of written user ids."""
         self.counts[f"{split}_users"] += len(users)
         self.counts[f"{split}_tokens"] += tokens
         self.counts[f"{split}_unknown"] += int(unknown_and_ends[0])
@@ -308,28 +338,28 @@ class _ShardOutput:
 
 
 def _first_chars(cap: int | None) -> int:
-    """The number of characters that usually have `cap` tokens (six for each), and at most `BATCH_CHARS`."""
+    """Return the number of characters to encode first: 6 for each of `cap` tokens, but at most `BATCH_CHARS`."""
     return BATCH_CHARS if cap is None else min(BATCH_CHARS, 6 * cap)
 
 
 def _unknown_and_ends(ids: np.ndarray) -> np.ndarray:
-    """The numbers of UNK and of EOS among these ids."""
+    """Return an array of two integers: how many of these ids are UNK, and how many are EOS."""
     return np.array([np.count_nonzero(ids == UNK), np.count_nonzero(ids == EOS)], dtype=np.int64)
 
 
 def unknown_rate(counts: Mapping[str, int], split: str = "train") -> float:
-    """Return the fraction of the words of a split that are not in the vocabulary, from the counts of `EncodeShard`.
+    """Return the fraction of the words of a split that are UNK; 0 for a split without words.
 
     Args:
-        counts: The counts of users by split, as in counts.json.
-        split: The split.
+        counts: The counts that `EncodeShard` returns, summed over the shards (`users` in counts.json).
+        split: The name of the split.
     """
     words = counts.get(f"{split}_tokens", 0) - counts.get(f"{split}_ends", 0)
     return counts.get(f"{split}_unknown", 0) / words if words else 0.0
 
 
 class Encoder:
-    """Turns texts into ids with a tokenizer and a vocabulary. Texts that are split into words use `FastWordEncoder`.
+    """Converts texts to ids with a tokenizer and a vocabulary. It uses `FastWordEncoder` for a `WordTokenizer`.
 
     Args:
         tokenizer: Splits text into words.
@@ -351,8 +381,8 @@ class Encoder:
         """Encode each text as BOS words EOS.
 
         Returns:
-            The ids of all texts one after the other, and the index where each text begins (at the end, the number of
-            ids). A text without any word has no ids: it begins where the next text does.
+            The ids of all texts in one array, and an array with the index at which each text begins, followed by the
+            total number of ids. A text without any word has no ids, not even BOS and EOS.
         """
         if not texts:
             return np.empty(0, dtype=self.dtype), np.zeros(1, dtype=np.int64)
@@ -366,7 +396,7 @@ class Encoder:
         return ids, begins
 
     def _encode_words(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode with `FastWordEncoder`, which needs some hundred bytes per word: a very long text goes in pieces."""
+        """Encode with `FastWordEncoder`. A very long text is cut, since the encoder needs a few 100 bytes per word."""
         assert self._fast is not None
         if max(map(len, texts)) <= BATCH_CHARS:
             return self._fast.encode(texts)
@@ -376,6 +406,7 @@ class Encoder:
         return ids, np.concatenate([[0], np.cumsum([sum(map(len, body)) + 2 for body in bodies])])
 
     def _encode_each(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode with any other tokenizer, one text at a time."""
         bodies = [self._vocabulary.encode_words(self._tokenizer.split(text)) for text in texts]
         ids = np.concatenate([part for body in bodies for part in ([BOS], body, [EOS])]).astype(self.dtype)
         return ids, np.concatenate([[0], np.cumsum([len(body) + 2 for body in bodies])])
@@ -383,12 +414,14 @@ class Encoder:
 
 @functools.lru_cache(maxsize=1)
 def _cached_encoder(tokenizer: Tokenizer, vocabulary: Vocabulary) -> Encoder:
-    """One encoder per process, so that the words it has cached serve every shard."""
+    """Return the encoder of this process. It is kept, so that its cache is used for all shards of the process."""
     return Encoder(tokenizer, vocabulary)
 
 
 def truncate_stream(ids: np.ndarray, cap: int) -> np.ndarray:
-    """Return the longest prefix of a stream with at most `cap` tokens. BOS is not counted, and is never the last id.
+    """Return the beginning of a stream: its first `cap` tokens, or all of it if it has fewer.
+
+    BOS does not count as a token. A stream that is cut never ends with BOS.
 
     Args:
         ids: The stream of a user.
@@ -405,14 +438,17 @@ def truncate_stream(ids: np.ndarray, cap: int) -> np.ndarray:
 
 
 def encode_in_pieces(texts: Iterable[str], encoder: Encoder, cap: int | None) -> Iterator[tuple[np.ndarray, int]]:
-    """Encode one long user in pieces; yield each piece with its number of tokens, and stop reading at the cap.
+    """Encode one long user in pieces, and stop reading when the cap is reached.
 
-    A piece has about as much text as the cap needs, and at most `BATCH_CHARS`.
+    A piece has about as much text as the cap needs, and at most about `BATCH_CHARS` characters.
 
     Args:
         texts: The sequences of the user, in order.
-        encoder: Turns texts into ids.
-        cap: The largest number of tokens; None reads everything.
+        encoder: Converts texts to ids.
+        cap: The largest number of tokens of the user; None reads everything.
+
+    Yields:
+        The ids of each piece, and its number of tokens (the ids without BOS).
     """
     piece_chars = _first_chars(cap)
     left = sys.maxsize if cap is None else cap
@@ -426,10 +462,10 @@ def encode_in_pieces(texts: Iterable[str], encoder: Encoder, cap: int | None) ->
 
 
 def text_batches(texts: Iterable[str], min_chars: int) -> Iterator[list[str]]:
-    """Group texts into lists of about `min_chars` characters.
+    """Yield the texts in lists of at least `min_chars` characters; the last list may have fewer.
 
     Args:
-        texts: Texts of any length.
+        texts: Texts of any length. A text is never divided.
         min_chars: A list ends with the text that reaches this number of characters.
     """
     batch: list[str] = []
@@ -444,26 +480,27 @@ def text_batches(texts: Iterable[str], min_chars: int) -> Iterator[list[str]]:
         yield batch
 
 
-_FIRST_BITS = 15  # the first size of a table, as a power of two
+_FIRST_BITS = 15  # A new hash table has 2^15 slots.
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))  # odd, so multiplication is invertible
 
 
-BREAK = "\x7f"  # a chunk that separates two texts: EOS, BOS
-_SPACE = 0x20  # this byte and all below separate chunks: white space and control characters
-_MAX_CHUNKS = 1 << 20  # chunks in the cache, with 16 ids each on average; then the cache is cleared
-_COUNT_BITS = 31  # a value of the table: the index of a chunk's ids, and in the last bits their number
+BREAK = "\x7f"  # the chunk that is inserted between two texts; its ids are EOS, BOS
+_SPACE = 0x20  # This byte and all smaller ones (white space and control characters) separate chunks.
+_MAX_CHUNKS = 1 << 20  # The cache is cleared when it has more chunks than this, or more than 16 times as many ids.
+_COUNT_BITS = 31  # A value of the table holds the number of ids of a chunk in its low 31 bits, their index above.
 _COUNT = (1 << _COUNT_BITS) - 1
 _END = -1  # marks the end of the ids of a chunk in `_tokenize`
-# The low n bytes; 0 for anything longer than 8 bytes.
+# _MASK[n] selects the n low bytes of an integer. Entry 9 is 0, so that chunks of more than 8 bytes get the key 0.
 _MASK = np.array([*((1 << 8 * n) - 1 for n in range(9)), 0], dtype=np.uint64)
 
 
 class IntegerHashTable:
     """A hash table from integer keys to integer values, with vectorised lookup. The key 0 always has the value 0.
 
-    Open addressing with linear probing, at most half full: all keys of a lookup take their steps together, and nearly
-    all are found in the first slot. A row of the table is a slot, with key and value next to each other, since the cost
-    of a lookup is the access to memory. Slot 0 is reserved for the key 0; no other key has 0 as its first integer.
+    The table uses open addressing with linear probing and is at most half full, so that nearly every key is found in
+    the first slot. All keys of a lookup are probed together. Key and value are neighbours in one row, since memory
+    access dominates the cost of a lookup. Slot 0 is reserved for the key 0; the first integer of any other key must not
+    be 0.
 
     Args:
         key_size: The number of 64-bit integers in a key, 1 or 2.
@@ -474,16 +511,16 @@ class IntegerHashTable:
         self._allocate(_FIRST_BITS, key_size)
 
     def find(self, *key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Look up keys.
+        """Look up many keys.
 
         Args:
-            key: One or two arrays of uint64, the integers of the keys.
+            key: `key_size` arrays of uint64 of equal length: the first integers of the keys, then the second.
 
         Returns:
-            The value of each key, int64, and the indices of the keys that are not in the table.
+            The values, int64 (undefined for missing keys), and the indices of the keys that are not in the table.
         """
         slot = self._first_slot(key)
-        rows = self._rows.take(slot, axis=0, mode="clip")  # clip skips the bounds check
+        rows = self._rows.take(slot, axis=0, mode="clip")  # "clip" is faster, since it needs no bounds check
         values = rows[:, -1].copy()
         missed = np.flatnonzero(_differ(rows, key))
         slot, unknown = slot[missed], [missed[:0]]
@@ -498,14 +535,14 @@ class IntegerHashTable:
         return values.view(np.int64), np.concatenate(unknown)
 
     def put(self, values: np.ndarray, *key: np.ndarray) -> None:
-        """Add new keys, each once, with their values."""
+        """Add keys with their values. The keys must be distinct and must not be in the table yet."""
         self.num_keys += len(values)
         if 2 * self.num_keys > self._last:
             self._grow()
         self._fill(np.stack([*key, values.view(np.uint64)], axis=1))
 
     def _fill(self, rows: np.ndarray) -> None:
-        """Of several rows with one slot, the first gets it and the others try the next slot."""
+        """Write rows into free slots. If several rows need one slot, the first gets it and the others try the next."""
         slot = self._first_slot([rows[:, i] for i in range(rows.shape[1] - 1)])
         while len(slot):
             wanted, first = np.unique(slot, return_index=True)
@@ -516,17 +553,18 @@ class IntegerHashTable:
             rows, slot = rows[rest], (slot[rest] + 1) & self._last
 
     def _allocate(self, bits: int, key_size: int) -> None:
+        """Replace the table by an empty one with 2^bits slots."""
         self._shift, self._last = np.uint64(64 - bits), (1 << bits) - 1
         self._rows = np.zeros((1 << bits, key_size + 1), dtype=np.uint64)
 
     def _grow(self) -> None:
-        """Move all rows to a table of at least four slots per key."""
+        """Move all rows to a table with at least four slots per key."""
         old = self._rows[self._rows[:, 0] != 0]
         self._allocate((4 * self.num_keys).bit_length(), self._rows.shape[1] - 1)
         self._fill(old)
 
     def _first_slot(self, key: "tuple[np.ndarray, ...] | list[np.ndarray]") -> np.ndarray:
-        """The slot where the search for a key begins: the top bits of a product."""
+        """Return the slot at which the search for each key begins: the top bits of its multiplicative hash."""
         mixed = key[0] * _MIX[0]
         for numbers in key[1:]:
             mixed ^= numbers * _MIX[1]
@@ -536,7 +574,7 @@ class IntegerHashTable:
 
 
 def _differ(rows: np.ndarray, key: "tuple[np.ndarray, ...] | list[np.ndarray]") -> np.ndarray:
-    """A mask of the slots that hold another key."""
+    """Return a mask of the rows whose key is not the key at the same index of `key`."""
     differ = rows[:, 0] != key[0]
     for i in range(1, len(key)):
         differ |= rows[:, i] != key[i]
@@ -544,56 +582,69 @@ def _differ(rows: np.ndarray, key: "tuple[np.ndarray, ...] | list[np.ndarray]") 
 
 
 class TextChunks:
-    """The positions of the chunks of a text, and the keys of the short ones.
+    """The positions of the chunks of a text, and the keys of chunks of up to 8 bytes.
 
-    Two white spaces in a row have an empty chunk with key 0 between them. Chunks of more than 8 bytes have key 0 too;
-    they are looked up separately.
+    Between two white spaces in a row there is an empty chunk, whose key is 0. Chunks of more than 8 bytes have the key
+    0 here; they are looked up separately.
+
+    Args:
+        text: The text in UTF-8.
+
+    Attributes:
+        begin: The index of the first byte of each chunk.
+        length: The length of each chunk in bytes.
+        low: The key of each chunk.
     """
 
     def __init__(self, text: bytes) -> None:
-        self.bytes = b" %b%b" % (text, b" " * 17)  # room to read a key as 8 or 16 bytes at the last chunk
+        self.bytes = b" %b%b" % (text, b" " * 17)  # padded, so that 16 bytes can be read from any chunk
         space = np.flatnonzero(np.frombuffer(self.bytes, dtype=np.uint8)[:-16] <= _SPACE)
         self.begin = space[:-1] + 1
         self.length = space[1:] - self.begin
         self._eight = np.ndarray(
             (len(self.bytes) - 7,), dtype="<u8", buffer=self.bytes, strides=(1,)
-        )  # a key at every byte
+        )  # the 8 bytes from each position, as an integer
         self.low = self._eight[self.begin]
         self.low &= _MASK.take(self.length, mode="clip")
 
     def long_keys(self, i: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the keys of chunks of 9 to 16 bytes."""
+        """Return the keys, each two integers, of the chunks with these indices. They must have 9 to 16 bytes."""
         begin = self.begin[i]
         return self._eight[begin], self._eight[begin + 8] & _MASK[self.length[i] - 8]
 
     def contents(self, i: "np.ndarray | list[int]") -> list[bytes]:
-        """Return the bytes of chunks."""
+        """Return the bytes of the chunks with these indices."""
         begin = self.begin[i]
         return [self.bytes[b:e] for b, e in zip(begin.tolist(), (begin + self.length[i]).tolist(), strict=True)]
 
 
 class FastWordEncoder:
-    """Encodes texts with a cache from chunks to ids. Chunks that are not in the cache go through the tokenizer."""
+    """Encodes texts with a cache from chunks to ids. The tokenizer splits only chunks that are not in the cache.
+
+    Chunks of up to 8 bytes are cached in `_short`, chunks of 9 to 16 bytes in `_middle`, longer ones in `_long`. The
+    value of a chunk is the index of its first id in `_ids` and the number of its ids, packed into one integer.
+    """
 
     def __init__(self, tokenizer: WordTokenizer, vocabulary: Vocabulary) -> None:
         self._tokenizer = tokenizer
         self._dtype = token_dtype(len(vocabulary))
-        # The word "<BOS>" in a text is not the special word. A line end is in no chunk, so it can mark the end.
+        # Special words have no entry, so that "<BOS>" in a text does not get the id of BOS. "\n" marks the end of a
+        # chunk for `_tokenize`; no chunk contains it.
         self._id_of = {word: i for i, word in enumerate(vocabulary.words) if i > UNK} | {"\n": _END}
         self._clear()
 
     def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encode each text as BOS words EOS.
 
-        The texts are joined with a break between them, split into chunks, and all chunks are looked up at once. The
-        value of a chunk says where its ids are in the cache and how many they are; one indexing operation collects all
-        ids.
+        The texts are joined with a break between them and split into chunks, whose values are looked up together. One
+        indexing operation then collects the ids of all chunks.
 
         Args:
             texts: The texts; at least one.
 
         Returns:
-            The ids of all texts one after the other, and the index where each text begins (at the end, the total).
+            The ids of all texts in one array, and an array with the index at which each text begins, followed by the
+            total number of ids. A text without words has the ids BOS, EOS.
         """
         if (
             self._short.num_keys + self._middle.num_keys + len(self._long) > _MAX_CHUNKS
@@ -607,14 +658,14 @@ class FastWordEncoder:
         values >>= _COUNT_BITS
         values -= end
         values += count
-        index = values.repeat(count)  # of each id in self._ids
+        index = values.repeat(count)  # with the next line: the index in self._ids of each id of the result
         index += self._range(total)
         ids = np.empty(total, dtype=self._dtype)
-        ids[0], ids[1:] = BOS, self._ids[index[:-1]]  # the BOS of the last break begins no text
+        ids[0], ids[1:] = BOS, self._ids[index[:-1]]  # dropped: the BOS of the last break, after which no text begins
         return ids, np.append(np.flatnonzero(ids == BOS), total)
 
     def _look_up(self, chunks: TextChunks) -> np.ndarray:
-        """Return the value of every chunk; new chunks are added to the cache."""
+        """Return the value of every chunk. Chunks that are not in the cache are tokenized and added to it."""
         values, unknown = self._short.find(chunks.low)
         long = np.flatnonzero(chunks.length > 8)
         if len(unknown):
@@ -632,7 +683,7 @@ class FastWordEncoder:
         return values
 
     def _look_up_middle(self, chunks: TextChunks, middle: np.ndarray) -> np.ndarray:
-        """The same for chunks of 9 to 16 bytes, whose keys are two integers."""
+        """Do the same as `_look_up` for the chunks with the indices `middle`, which have 9 to 16 bytes."""
         key = chunks.long_keys(middle)
         values, unknown = self._middle.find(*key)
         if len(unknown):
@@ -642,7 +693,15 @@ class FastWordEncoder:
         return values
 
     def _tokenize(self, chunks: TextChunks, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokenize chunks that are not in the cache; return the index of each distinct chunk, and its value."""
+        """Tokenize chunks that are not in the cache and store their ids.
+
+        Args:
+            chunks: The chunks of a text.
+            unknown: The indices of the new chunks, in which a chunk may occur several times.
+
+        Returns:
+            One index for each distinct chunk, and the value of that chunk.
+        """
         new = dict(zip(chunks.contents(unknown), unknown.tolist(), strict=True))
         texts = [chunk.decode("utf-8", "surrogatepass") for chunk in new]
         plain = np.array([text.isascii() for text in texts])
@@ -655,7 +714,7 @@ class FastWordEncoder:
         return np.concatenate([indices[plain], indices[~plain]]), self._store_ids(ids)
 
     def _store_ids(self, ids: np.ndarray) -> np.ndarray:
-        """Append the ids of chunks, each ended by `_END`, to the cache; return the value of each chunk."""
+        """Append ids to the cache and return the value of each chunk. The ids of every chunk end with `_END`."""
         end = np.flatnonzero(ids == _END)
         count = np.diff(end, prepend=-1) - 1
         begin = self._used + count.cumsum() - count
@@ -667,7 +726,7 @@ class FastWordEncoder:
         return (begin << _COUNT_BITS) + count
 
     def _range(self, total: int) -> np.ndarray:
-        """0, 1, 2, ..., computed once."""
+        """Return the integers from 0 to `total` - 1, a slice of an array that is kept between calls."""
         if total > len(self._integers):
             self._integers = np.arange(2 * total)
         return self._integers[:total]
@@ -682,7 +741,10 @@ class FastWordEncoder:
 
 
 def _join_texts(texts: list[str]) -> bytes:
-    """Join texts with a break after each. Each is encoded alone: one emoji makes a joined str four times as wide."""
+    """Return the texts in UTF-8, with a break after each. A break character in a text is replaced by a space.
+
+    The texts are encoded before they are joined: a joined str with one emoji would need 4 bytes for every character.
+    """
     joined = f" {BREAK} ".encode().join([text.encode("utf-8", "surrogatepass") for text in [*texts, ""]])
     if joined.count(BREAK.encode()) == len(texts):
         return joined

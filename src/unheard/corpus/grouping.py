@@ -1,27 +1,28 @@
-"""Groups the input by user: all posts of one user together, in the order of their times, and each user in one split.
+"""Groups the posts of the input by user, sorts the posts of each user by time, and assigns each user to a split.
 
-The input is scanned once. Each row goes into a file of its shard, chosen by the hash of the user id, so that a user is
-in exactly one shard. Then each shard is sorted and its rows are given to a task (`ShardTask`), such as
-`encode.EncodeShard`: users in the order of their ids, the posts of a user in the order of time, then of their position
-in the input.
+The input is scanned once. Each row is written to a file of its shard, chosen by the hash of the user id, so that a user
+is in exactly one shard. Then each shard is sorted and its rows are passed to a task (`ShardTask`), such as
+`encode.EncodeShard`. Users are sorted by their ids, and the posts of a user by time, then by position in the input.
 
     Grouping           the plan: the columns, the number of shards, the work folder
-    GroupingBackend    the protocol of what carries out the plan, with the same result to the byte
-    DuckDBBackend      one machine: DuckDB scans and sorts within a fixed memory, in one process per core
-    SparkBackend       a Spark cluster (`spark`)
-    SplitRule          which users train, which are held out, and which are public
+    GroupingBackend    the protocol of a backend, which carries out the plan. All backends give identical stores.
+    DuckDBBackend      runs on one machine: DuckDB scans and sorts within a memory limit, with one process per core
+    SparkBackend       runs on a Spark cluster (module `spark`)
+    SplitRule          decides which users train, which are held out, and which are public
 
 A new backend implements the three methods of `GroupingBackend`. The work folder of `DuckDBBackend`:
 
     rows/00007/shard=3/*.parquet     the rows of batch 7 whose users are in shard 3
-    rows/00007/shard=-1/*.parquet    its unusable rows: only the reasons
-    rows/00007/rejected.json         rows that DuckDB rejected, by reason
+    rows/00007/shard=-1/*.parquet    the unusable rows of batch 7: the reasons, without user and text
+    rows/00007/rejected.json         the numbers of rows that are counted after the query, by reason
+    noticed/00007.json               warnings about the files of batch 7
     duplicates.parquet               hashes of posts that several users wrote
-    temp/                            intermediate results that exceed the memory
+    temp/                            intermediate results that do not fit in memory
 
-A batch is written into a staged folder that gets its name when it is complete, so a repeated scan skips finished
-batches. The processes share `Grouping.memory_bytes`, and DuckDB moves to disk what does not fit. A shard is sorted by
-DuckDB and read in blocks of some thousand rows, so that even a user with half of all text fits.
+A batch is written into a temporary folder, which gets its final name when the batch is complete; a repeated scan
+therefore skips finished batches. The processes share `Grouping.memory_bytes`, and DuckDB moves intermediate results
+that do not fit to disk. Sorted shards are read in blocks of a few thousand rows, so that a user with half of all text
+does not exceed the memory.
 """
 
 import contextlib
@@ -68,15 +69,18 @@ ORDER = '"user", "time" NULLS LAST, position'
 """The SQL order of the rows of a shard."""
 
 Rows = Iterator[tuple[Sequence[str], Sequence[str]]]
-"""Sorted rows in blocks of some thousand: the users and the texts of a block, as two columns."""
+"""The sorted rows of a shard, in blocks. A block is two columns of equal length: the user ids and the texts."""
 
 _FETCH_ROWS = 4096
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_ROW_GROUP = 8192  # small row groups leave the writer's buffers early: a quarter less work than with the default
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # constants of glibc's malloc.h
+_ROW_GROUP = 8192  # Small row groups keep the buffers of the Parquet writer small, which saves a quarter of the time.
 
 
 class ShardTask(Protocol):
-    """Work on the rows of one shard. It may run in another process or on another machine, so it must be picklable."""
+    """A function that a backend calls with the number and the sorted rows of one shard.
+
+    It may run in another process or on another machine, so it must be picklable, and its result must be JSON.
+    """
 
     def __call__(self, shard: int, rows: Rows) -> dict[str, Any]: ...
 
@@ -86,13 +90,14 @@ class Grouping:
     """The plan that every backend follows.
 
     Args:
-        work: A folder for the rows between the scan and the tasks.
+        work: The work folder, which holds the scanned rows until the tasks have read them.
         fields: The columns to read.
         shards: The number of shards.
         excluded: Ids of users to leave out.
-        duplicate_chars: The least length of a post that counts as a duplicate.
+        duplicate_chars: The least number of characters of a post that is compared with the posts of other users.
         drop_duplicates: Whether posts that several users wrote word for word are left out.
-        memory_bytes: The memory for all processes together.
+        memory_bytes: The memory limit of all processes together.
+        duckdb_version: The version of DuckDB that every worker must have (`check_version`).
     """
 
     work: Path
@@ -106,37 +111,37 @@ class Grouping:
 
     @property
     def rows(self) -> Path:
-        """The folder of the scanned rows: one folder per batch, in it one folder per shard."""
+        """The folder of the scanned rows. It has one folder per batch, each with one folder per shard."""
         return self.work / "rows"
 
     @property
     def duplicates(self) -> Path:
-        """The file of the hashes of duplicate posts."""
+        """The path of the hashes of posts that several users wrote."""
         return self.work / "duplicates.parquet"
 
     def batch_folder(self, batch: FileBatch) -> Path:
-        """The folder of the rows of one batch. It exists only when the batch has been scanned completely."""
+        """Return the folder of the rows of one batch. It exists only if the batch was scanned completely."""
         return self.rows / f"{batch.number:05d}"
 
     def shard_files(self, shard: int) -> list[str]:
-        """The files with the rows of one shard, of finished batches only: unfinished ones are in hidden folders."""
+        """Return the files with the rows of one shard, from finished batches only."""
         return sorted(str(p) for p in self.rows.glob(f"[0-9]*/shard={shard}/*.parquet"))
 
     def save_warnings(self, batch: FileBatch, warnings: Sequence[str]) -> None:
-        """Keep the warnings about a batch for the owner. A repeated scan of the batch replaces them."""
+        """Write the warnings about a batch to the work folder. A repeated scan of the batch replaces the file."""
         folder = self.work / "noticed"
         folder.mkdir(exist_ok=True)
         storage.replace_file(folder / f"{batch.number:05d}.json", json.dumps(list(warnings)).encode())
 
     def warnings(self) -> list[str]:
-        """All warnings, in the order of the batches."""
+        """Return the warnings about all batches, in the order of the batches. They are for the owner of the data."""
         files = sorted((self.work / "noticed").glob("[0-9]*.json"))
         return [warning for file in files for warning in read_work_file(file, list)]
 
     def check_version(self) -> None:
-        """Raise `CorpusError` if a worker has another version of DuckDB.
+        """Raise `CorpusError` if this process has another version of DuckDB than the process that made the plan.
 
-        Its hash of a user id could differ, which would put the posts of one user into two shards.
+        Two versions could hash a user id differently, which would put the posts of one user into two shards.
         """
         if duckdb.__version__ != self.duckdb_version:
             raise CorpusError(
@@ -146,41 +151,47 @@ class Grouping:
 
 
 class GroupingBackend(Protocol):
-    """Carries out a `Grouping`. The backend decides where the work runs, and never what the result is."""
+    """Carries out a `Grouping`. A backend decides where the work runs; the result is the same with every backend."""
 
     def scan(self, grouping: Grouping, batches: Sequence[FileBatch], progress: Progress) -> Counter[str]:
-        """Write every row into files by shard under `grouping.rows`; return the counts of `count_rows`.
+        """Read all batches, write every row to a file of its shard under `grouping.rows`, and count the rows.
 
         Args:
             grouping: The plan.
             batches: The files, in the order of the input.
             progress: Called with the finished fraction.
+
+        Returns:
+            The counts of `count_rows`.
         """
         ...
 
     def find_duplicates(self, grouping: Grouping) -> int:
-        """Count posts that several users wrote word for word, and write their hashes to `grouping.duplicates`."""
+        """Return the number of posts that several users wrote word for word; write hashes to `grouping.duplicates`."""
         ...
 
     def over_shards(
         self, grouping: Grouping, task: ShardTask, shards: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Run the task on the sorted rows of each shard; yield (shard, result) as the tasks finish.
+        """Run the task on the sorted rows of each shard. Yield (shard, result) as soon as a task is finished.
 
         Args:
-            grouping: The plan, whose scan is finished.
-            task: The work on one shard.
+            grouping: The plan. Its scan must be finished.
+            task: The function to run on each shard.
             shards: The numbers of the shards.
         """
         ...
 
 
 def read_work_file(file: Path, kind: type[T]) -> T:
-    """Read a JSON file of an unfinished store; raise `CorpusError` if it is damaged.
+    """Return the content of a JSON file in the work folder of an unfinished store.
 
     Args:
         file: The file.
         kind: The type that its content must have: `dict` or `list`.
+
+    Raises:
+        CorpusError: The file is missing, is not JSON, or has content of another type.
     """
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
@@ -195,9 +206,12 @@ def read_work_file(file: Path, kind: type[T]) -> T:
 
 
 def count_rows(grouping: Grouping) -> Counter[str]:
-    """Count the scanned rows: `rows` in total, `kept`, and the unusable ones by reason; `merged_users` is apart.
+    """Count the scanned rows. The counts are exact, so they are for the owner of the data only.
 
-    `merged_users` is the number of users whose id is spelled in several ways in the input (1 and 1.0).
+    Returns:
+        `rows` (the total), `kept` (usable rows), and the unusable rows by reason: `malformed`, `no_user`, `no_text`,
+        `excluded`. If there are any: `no_time` (kept rows without a readable time), and `merged_users` (users whose id
+        has several spellings in the input, such as 1 and 1.0).
     """
     reasons = ("malformed", "no_user", "no_text", "excluded", "kept")
     counts: Counter[str] = Counter(dict.fromkeys(reasons, 0))
@@ -211,7 +225,7 @@ def count_rows(grouping: Grouping) -> Counter[str]:
         query = "SELECT reason, count(*), count(*) - count(time), count(spelling) FROM read_parquet({}) GROUP BY reason"
         for reason, rows, timeless, respelled in database.execute(query.format(sql_list(files))).fetchall():
             has_spellings |= respelled > 0
-            if reason is None or reason in reasons:  # undecided rows are in rejected.json
+            if reason is None or reason in reasons:  # undecided rows were counted again, in rejected.json
                 counts[reason or "kept"] += rows
             if reason is None and grouping.fields.time is not None:
                 counts["no_time"] += timeless
@@ -230,14 +244,17 @@ def count_rows(grouping: Grouping) -> Counter[str]:
 
 
 def by_user(rows: Rows) -> Iterator[tuple[str, Iterator[Sequence[str]]]]:
-    """Yield each user with the lists of their texts. Python takes one step per user and block, not one per row."""
+    """Yield each user with an iterator of lists of the user's texts, one list per block that the user is in.
+
+    Working on lists is faster than working on rows. The texts of a user must be read before the next user.
+    """
     pieces = ((user, texts[part]) for users, texts in rows for user, part in equal_runs(users))
     for user, lists in itertools.groupby(pieces, key=itemgetter(0)):
         yield user, map(itemgetter(1), lists)
 
 
 def equal_runs(values: Sequence[Any]) -> Iterator[tuple[Any, slice]]:
-    """Yield each run of equal neighbouring values, as the value and a slice."""
+    """Yield (value, slice) for each run of equal neighbouring values; the slice holds the positions of the run."""
     position = 0
     for value, equal in itertools.groupby(values):
         begin, position = position, position + len(list(equal))
@@ -246,16 +263,16 @@ def equal_runs(values: Sequence[Any]) -> Iterator[tuple[Any, slice]]:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRule:
-    """The fractions of users in each split; the rest train.
+    """The rule that assigns each user to a split: held out, public, or otherwise training.
 
-    The split of a user depends on a hash of the user's id and a salt, and on nothing else: it is the same on every
-    machine and with every backend, and it needs no privacy budget, since no other user influences it. A user is in one
-    split with all of their text, so held-out text never comes from a user that the model was trained on.
+    The split of a user depends only on a hash of the user's id and a salt. It is therefore the same on every machine
+    and with every backend, and it costs no privacy budget, since no other user influences it. All text of a user is in
+    one split, so held-out text never comes from a user that the model was trained on.
 
     Args:
         held_out: The fraction of held-out users, on whom models are evaluated.
         public: The fraction of users whose text is public, for training without privacy cost.
-        salt: Another salt gives another random split.
+        salt: Any text. Another salt gives another random split.
 
     Example:
         >>> SplitRule(held_out=0.5).split_of("ann")
@@ -280,20 +297,26 @@ class SplitRule:
 
     @cached_property
     def _prefix(self) -> bytes:
+        """The encoded salt, with which the hash of every user begins."""
         return encode_labels(self.salt, "split")
 
     def names(self) -> tuple[str, ...]:
-        """The splits that the store has."""
+        """Return the names of the splits of the store: "train", "held_out" and, if some users are public, "public"."""
         return ("train", "held_out", "public") if self.public else ("train", "held_out")
 
 
 def unit_hash(*labels: str, prefix: bytes = b"") -> float:
-    """Return a pseudo-random number in [0, 1) that depends on the labels alone (and on those encoded in `prefix`)."""
+    """Return a pseudo-random number in [0, 1), a hash of the labels.
+
+    Args:
+        labels: Texts to hash.
+        prefix: Labels that were already encoded with `encode_labels`; they are hashed first.
+    """
     return int.from_bytes(hashlib.sha256(prefix + encode_labels(*labels)).digest()[:6], "little") / 2.0**48
 
 
 def encode_labels(*labels: str) -> bytes:
-    """Encode labels with their lengths, so that different lists of labels have different encodings."""
+    """Return the labels as bytes, each after its length, so that different lists of labels have different encodings."""
     message = b""
     for label in labels:
         encoded = label.encode("utf-8", "surrogatepass")
@@ -315,8 +338,8 @@ class DuckDBBackend:
 
     @contextlib.contextmanager
     def kept_processes(self) -> Iterator[None]:
-        """In the block all steps share their processes, each of which takes half a second to start."""
-        self._kept.append(self._start_pool(self.workers or AVAILABLE_CORES))  # a process starts with its first task
+        """Keep one pool of processes for all steps within the `with` block. A process needs half a second to start."""
+        self._kept.append(self._start_pool(self.workers or AVAILABLE_CORES))  # no process starts before the first task
         try:
             yield
         finally:
@@ -327,7 +350,7 @@ class DuckDBBackend:
         total = sum(b.text_bytes for b in batches) or 1
         waiting = [b for b in batches if not grouping.batch_folder(b).is_dir()]
         done = total - sum(b.text_bytes for b in waiting)
-        for leftover in grouping.rows.glob(".*.new"):  # staged folders of an interrupted scan
+        for leftover in grouping.rows.glob(".*.new"):  # temporary folders of an interrupted scan
             shutil.rmtree(leftover, ignore_errors=True)
         if len(waiting) == 1:
             scan_batch(
@@ -348,7 +371,7 @@ class DuckDBBackend:
         database = open_database(grouping.memory_bytes, AVAILABLE_CORES, str(grouping.work / "temp"))
         target = quoted(str(grouping.duplicates))
         hashes = f'SELECT text_hash, "user" FROM read_parquet({sql_list(files)}) WHERE text_hash IS NOT NULL'
-        # Few posts occur twice. They are found by their hashes alone, and only then their users are compared.
+        # Few posts occur twice, so the users are compared only for posts whose hash occurs twice.
         twice = f"SELECT text_hash FROM ({hashes}) GROUP BY text_hash HAVING count(*) > 1"
         several = (
             f"SELECT text_hash, count(*) AS posts FROM ({hashes}) WHERE text_hash IN ({twice}) "
@@ -368,7 +391,11 @@ class DuckDBBackend:
     def _parallel(
         self, function: Callable[..., Any], grouping: Grouping, items: Sequence[Any], *more: Any
     ) -> Iterator[Any]:
-        """Yield (item, function(grouping, item, processes, *more)) as they finish; the processes share the memory."""
+        """Yield (item, function(grouping, item, processes, *more)) for each item, as soon as its call is finished.
+
+        The calls run in the processes of a pool, or in this process if there is one worker or one item. Each call gets
+        the number of processes, so that it uses only its share of the memory.
+        """
         workers = min(self.workers or AVAILABLE_CORES, len(items))
         if workers <= 1:
             for item in items:
@@ -376,7 +403,7 @@ class DuckDBBackend:
             return
         with contextlib.ExitStack() as stack:
             pool = self._kept[-1] if self._kept else stack.enter_context(self._start_pool(workers))
-            with _signals_blocked():  # the processes inherit this: a signal is for their parent, which ends them
+            with _signals_blocked():  # New processes inherit this: only the parent handles signals, and stops the pool.
                 waiting = {pool.submit(function, grouping, item, workers, *more): item for item in items}
             try:
                 for finished in as_completed(waiting):
@@ -386,26 +413,28 @@ class DuckDBBackend:
                 raise
 
     def _start_pool(self, workers: int) -> ProcessPoolExecutor:
-        # spawn: a forked copy of a process with DuckDB's threads in it may hang.
+        """Return a pool of at most this many processes, set up by `_start_worker`."""
+        # Not fork: a forked copy of a process in which DuckDB has threads may hang.
         spawn = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker)
 
 
 _KEPT_DATABASES: dict[tuple[int, int, str], duckdb.DuckDBPyConnection] = {}
-"""Open databases of this process that no shard uses now, by their settings. A new one for each shard would cost a
-twentieth of the encoding."""
+"""Open databases of this process that are not in use, by their settings (memory, threads, temporary folder).
+
+They are reused, since opening a new database for each shard would take 5 % of the time of the encoding."""
 _keeps_databases = False
-"""Whether databases are kept: in the processes of a pool, which end with the command."""
+"""Whether this process keeps databases for reuse. Only the processes of a pool do, since they end with the command."""
 
 
 def _start_worker() -> None:
-    """Set up a process of the pool: no search for cycles, and freed memory and open databases are kept for later use."""
+    """Set up a process of the pool: turn off the garbage collector, and keep freed memory and open databases."""
     global _keeps_databases
     _keeps_databases = True
-    gc.disable()  # rows are millions of tuples and texts without cycles; to search them costs a tenth
+    gc.disable()  # The rows have no reference cycles; searching millions of objects for cycles takes 10 % of the time.
     try:
-        # By default glibc returns freed memory to the system and requests it again for the next array, which costs a
-        # twentieth of the encoding. With these settings a process keeps up to 64 MiB.
+        # By default glibc returns freed memory to the system and requests it again for the next array, which takes 5 %
+        # of the time of the encoding. With these settings a process keeps up to 64 MiB.
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 1 << 25)
         mallopt(_M_TRIM_THRESHOLD, 1 << 26)
@@ -415,7 +444,10 @@ def _start_worker() -> None:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Delay Ctrl-C, SIGTERM and SIGHUP; processes that are started in this block never receive them."""
+    """Block SIGINT (Ctrl-C), SIGTERM and SIGHUP within the `with` block.
+
+    This process receives them after the block. Processes that are started within the block never receive them.
+    """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -429,9 +461,9 @@ def _signals_blocked() -> Iterator[None]:
 def scan_batch(
     grouping: Grouping, batch: FileBatch, processes: int, report: Callable[[float], None] = lambda part: None
 ) -> None:
-    """Write the rows of one batch into files by shard. The folder of the batch appears when it is complete.
+    """Write the rows of one batch into files by shard. The folder of the batch gets its name when it is complete.
 
-    If DuckDB finds that a .gz file is truncated, the file is unpacked as far as it goes and the batch is scanned again.
+    If DuckDB reports a truncated .gz file, the readable part of the file is unpacked and the batch is scanned again.
 
     Args:
         grouping: The plan.
@@ -464,13 +496,13 @@ def scan_batch(
 def _scan_into(
     folder: Path, grouping: Grouping, batch: FileBatch, processes: int, report: Callable[[float], None]
 ) -> ScanSummary:
-    """Run the query of `scan_sql` and write its rows into `folder`, partitioned by shard."""
-    for old in folder.iterdir():  # of a first attempt on a truncated file
+    """Run the query of `scan_sql`, write its rows into `folder`, one folder per shard, and return the summary."""
+    for old in folder.iterdir():  # the output of a first attempt, which failed at a truncated file
         shutil.rmtree(old)
     temp = str(grouping.work / "temp" / f"batch-{batch.number}")
     threads = max(1, AVAILABLE_CORES // processes)
     database = open_database(grouping.memory_bytes // processes, threads, temp, grouping.excluded)
-    # Rows wait in memory until a shard has this many. Their product with the number of shards must stay small.
+    # DuckDB keeps up to this many rows of each shard in memory, so the number must be small if there are many shards.
     database.execute(f"SET partitioned_write_flush_threshold={max(2048, 262_144 // grouping.shards)}")
     try:
         query = scan_sql(database, batch, grouping.fields, grouping.shards, grouping.duplicate_chars)
@@ -483,17 +515,27 @@ def _scan_into(
 
 
 def run_on_shard(grouping: Grouping, shard: int, processes: int, task: ShardTask) -> dict[str, Any]:
-    """Run a task on the sorted rows of one shard, with this process's share of the memory."""
-    return task(shard, sorted_rows(grouping, shard, processes))
-
-
-def sorted_rows(grouping: Grouping, shard: int, processes: int) -> Rows:
-    """Yield the users and texts of one shard in `ORDER`. Sorting spills to disk: one user may have half of all text.
+    """Run a task on the sorted rows of one shard and return its result.
 
     Args:
         grouping: The plan.
         shard: The number of the shard.
         processes: The number of processes that share the memory and the cores.
+        task: The function to run.
+    """
+    return task(shard, sorted_rows(grouping, shard, processes))
+
+
+def sorted_rows(grouping: Grouping, shard: int, processes: int) -> Rows:
+    """Yield the users and texts of one shard in `ORDER`, in blocks. DuckDB sorts on disk if the memory is too small.
+
+    Args:
+        grouping: The plan.
+        shard: The number of the shard.
+        processes: The number of processes that share the memory and the cores.
+
+    Raises:
+        CorpusError: DuckDB failed, for example because the disk is full.
     """
     files = grouping.shard_files(shard)
     if not files:
@@ -528,11 +570,14 @@ def sorted_rows(grouping: Grouping, shard: int, processes: int) -> Rows:
 
 
 def _run_interruptibly(database: duckdb.DuckDBPyConnection, query: str, report: Callable[[float], None]) -> None:
-    """Run a query in another thread, so that this thread can report progress and be interrupted."""
+    """Run a query in another thread, so that this thread can report progress and be interrupted.
+
+    An exception in this thread (such as Ctrl-C) stops the query. An error of the query is raised in this thread.
+    """
     errors: list[BaseException] = []
 
     def work() -> None:
-        """Run the query in a thread, and keep its error for the caller."""
+        """Run the query and keep its error, which the caller raises."""
         try:
             database.execute(query)
         except BaseException as error:

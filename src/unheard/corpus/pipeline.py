@@ -1,18 +1,20 @@
-"""The steps of `prepare`, from user-keyed text in any format to a token store. A repeated call resumes.
+"""Runs the steps of `prepare`, which make a token store of text with user ids. A repeated call resumes.
 
     preparation = Preparation(fields=Fields(user="author", text="body"), encoding=EncodingOptions(tokens_per_user=1600))
     result = build_store(find_sources(["posts.jsonl"]), "corpora/posts", preparation)
     result.store, result.counts
 
-`Preparation` holds every choice that decides the content of the store; its public record is corpus.json. Where the work
-runs (backend, memory, processes) does not change the store. The steps, each of which leaves finished files in
-`<out>.partial` and is skipped if they are there (a private vocabulary and its cost stay there whatever fails):
+`Preparation` holds every choice that decides the content of the store; its public record is corpus.json. The backend,
+the memory and the number of processes do not change the store. There are five steps:
 
-    1. convert   input that DuckDB does not read (`conversion`)
-    2. scan      every row into files by shard (`grouping`, `readers`)
-    3. build     the vocabulary (`vocabulary`, `private_vocabulary`)
-    4. encode    each shard: the streams of its users (`encode`)
-    5. finish    canaries, test posts, the map of user ids; then the store is moved to its path
+    1. convert   Convert input that DuckDB does not read (`conversion`).
+    2. scan      Write every row to a file of its shard (`grouping`, `readers`).
+    3. build     Build the vocabulary (`vocabulary`, `private_vocabulary`).
+    4. encode    Write the streams of the users of each shard (`encode`).
+    5. finish    Write the map of user ids, plant canaries, draw test posts; then move the store to its path.
+
+Each step writes its files to the folder `<out>.partial`. A repeated call skips the work whose files are complete. The
+words of a private vocabulary and the log of its cost stay in this folder even if a later step fails.
 
 `unheard.prepare` (`prepare`) and the command `unheard prepare` (`cli/prepare.py`) are built on this module:
 `make_preparation` and `choose_vocabulary` turn their options into a `Preparation`.
@@ -70,13 +72,13 @@ from unheard.corpus.vocabulary import (
 )
 from unheard.errors import ConfigError, CorpusError, InputError, InvalidValue
 
-# Steps and public choices only: counts of private users are for the owner's terminal.
+# This logger gets only the names of steps and public choices, never counts of users: log files may be shared.
 logger = logging.getLogger("unheard.corpus")
 
 _SHARD_BYTES = 64 << 20
 _SAMPLED_POSTS = 1000
 MANY_UNKNOWN = 0.15
-"""With more words out of a public vocabulary, the text is probably in another language than the list."""
+"""If a larger fraction of the words is not in a public vocabulary, the text is probably in another language."""
 
 
 VOCABULARY_KINDS: dict[str, type] = {
@@ -86,7 +88,7 @@ VOCABULARY_KINDS: dict[str, type] = {
     "corpus": CorpusVocabulary,
     "private": PrivateVocabulary,
 }
-"""The sources of a vocabulary, by their names in corpus.json."""
+"""The classes of vocabulary sources, by their names in corpus.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +103,8 @@ class Preparation:
         splits: Which users train and which are held out.
         excluded: Ids of users to leave out, for example because they opted out.
         drop_duplicates: Whether to leave out posts that several users wrote word for word.
-        duplicate_chars: The least length of such a post.
-        test_tokens: The size of a test set of random held-out posts; 0 makes none.
+        duplicate_chars: The least number of characters of such a post.
+        test_tokens: The number of tokens of a test set of random held-out posts; 0 makes no test set.
         canaries: Secrets to plant for an audit.
         shards: The number of shards; 0 chooses it by the size of the input.
         name: The name of the corpus; empty means the name of the folder.
@@ -122,13 +124,13 @@ class Preparation:
     name: str = ""
 
     def __post_init__(self) -> None:
-        require(self.shards >= 0, f"shards must be 0 (choose for me) or more, not {self.shards}.")
+        require(self.shards >= 0, f"shards must be 0 (chosen by the size of the input) or more, not {self.shards}.")
         require(self.test_tokens >= 0, f"test_tokens must be 0 or more, not {self.test_tokens}.")
         require(self.duplicate_chars >= 1, f"duplicate_chars must be 1 or more, not {self.duplicate_chars}.")
         require(not self.test_tokens or self.splits.held_out > 0, "Test posts come from held-out users: hold some out.")
 
     def choices(self) -> dict[str, dict[str, Any]]:
-        """The part of corpus.json that is known before the input is read. The keys are those of the file format."""
+        """Return the part of corpus.json that is known before the input is read, with the keys of that file."""
         return {
             "tokens": tokenizer_to_table(self.tokenizer),
             "vocabulary": vocabulary_source_to_table(self.vocabulary),
@@ -137,11 +139,11 @@ class Preparation:
         }
 
     def public_record(self, vocabulary: VocabularyResult, folder_name: str) -> dict[str, Any]:
-        """The content of corpus.json: choices, and never counts, so that it may be published with a run.
+        """Return the content of corpus.json. It contains choices and no counts, so it may be published with a run.
 
         Args:
             vocabulary: The vocabulary with its origin and cost.
-            folder_name: The name of the corpus, if it was given none.
+            folder_name: The name of the corpus if `name` is empty.
         """
         choices = self.choices()
         choices["vocabulary"] |= {**vocabulary.provenance, "events": vocabulary.events}
@@ -158,9 +160,9 @@ class Preparation:
 
 
 def vocabulary_source_to_table(source: VocabularySource) -> dict[str, Any]:
-    """Return the record of a source for corpus.json.
+    """Return the record of a vocabulary source for corpus.json.
 
-    A path is cut to its last name, since corpus.json may be published.
+    Only the last part of a path is recorded, since corpus.json may be published.
     """
     table = table_from_part(source, VOCABULARY_KINDS)
     if "path" in table:
@@ -174,9 +176,11 @@ CHITCHAT = Preparation(
     splits=SplitRule(held_out=0.1),
     name="chitchat",
 )
-"""The demo corpus: real, pseudonymous chat with an MIT licence, from the PyPI package `chitchat-dataset` 0.9.
+"""The choices for the demo corpus: real, pseudonymous chat with an MIT licence, from the PyPI package
+`chitchat-dataset` 0.9.
 
-It has 1,315 users, two of whom wrote 18 % of the words: users with at least 100 tokens stay, and each is cut at 1,600.
+The corpus has 1,315 users, two of whom wrote 18 % of the words. Users with at least 100 tokens are kept, and each is
+cut at 1,600 tokens.
 """
 
 
@@ -194,13 +198,13 @@ def make_preparation(
     name: str = "",
     **choices: Any,
 ) -> Preparation:
-    """Make a `Preparation` of the options of `unheard prepare`, and fill in the defaults that depend on each other.
+    """Return the `Preparation` for the options of `unheard prepare`, with defaults that depend on other options.
 
     Args:
         fields: The columns to read; ignored for the demo corpus, which has its own.
-        is_demo: Whether the input is the demo corpus: what is not given is then as in `CHITCHAT`.
-        tokens_per_user: The cap of each user; None cuts nothing.
-        min_tokens: Users with fewer tokens are left out; None means `tokens_per_user`, or 1 without a cap.
+        is_demo: Whether the input is the demo corpus. Then options that are not given have the values of `CHITCHAT`.
+        tokens_per_user: The largest number of tokens of a user; None cuts nothing.
+        min_tokens: Users with fewer tokens are left out; None means `tokens_per_user`, or 1 if that is None too.
         sequence, strip_quotes: See `EncodingOptions`.
         held_out: The fraction of held-out users; None means 0.05.
         public, salt: See `SplitRule`.
@@ -208,7 +212,7 @@ def make_preparation(
         choices: Other fields of `Preparation`.
 
     Raises:
-        InputError: A column is not named, or user and text have the same column.
+        InputError: The column of the user or of the text is not named, or both are the same column.
         InvalidValue: An option has a value that is not allowed.
     """
     if is_demo:
@@ -217,7 +221,7 @@ def make_preparation(
         min_tokens = min_tokens or min(CHITCHAT.encoding.min_tokens, tokens_per_user or 1)
         held_out = CHITCHAT.splits.held_out if held_out is None else held_out
     if not fields.user or not fields.text:
-        raise InputError("Name the columns: --user-field (who wrote it) and --text-field (what).")
+        raise InputError("Name the columns with --user-field (the id of the user) and --text-field (the text).")
     if fields.user == fields.text:
         raise InputError(
             f"The user and the text are both the column '{fields.user}', so every post would be a user of its own. Name two "
@@ -248,20 +252,20 @@ def choose_vocabulary(
     words_per_user: int = 100,
     corpus: str | None = None,
 ) -> VocabularySource:
-    """Return the source of a vocabulary that a user of `prepare` names.
+    """Return the vocabulary source that the options of `unheard prepare` describe.
 
     Args:
-        given: "public", "private", "from-corpus", "tokenizer", the path of a word list or of a store, or a source,
-            which is returned as it is.
-        tokenizer: The tokenizer of the store. With a tokenizer.json, "public" means its own tokens.
+        given: "public", "private", "from-corpus", "tokenizer", the path of a word list or of a store, or a
+            `VocabularySource`, which is returned unchanged.
+        tokenizer: The tokenizer of the store. If it is a tokenizer.json, "public" means all of its tokens.
         size: The number of words, including BOS, EOS and UNK.
         language: The language of a public list.
-        epsilon, delta: The cost of a private vocabulary.
-        words_per_user: With "private": how many words each user votes for.
-        corpus: With "from-corpus": another, public corpus.
+        epsilon, delta: The cost of a private vocabulary; required for "private" and not allowed otherwise.
+        words_per_user: The number of words that each user votes for, if the vocabulary is private.
+        corpus: The path of another, public corpus; required for "from-corpus" and not allowed otherwise.
 
     Raises:
-        InvalidValue: The options do not fit together, or there is no such file.
+        InvalidValue: The options contradict each other, or `given` is not a known word or an existing file.
     """
     if given == "private":
         if epsilon is None or delta is None:
@@ -286,7 +290,7 @@ def choose_vocabulary(
     path = Path(corpus or given)
     if corpus is not None or (path / "corpus.json").is_file():
         return CorpusVocabulary(path=str(corpus or path), size=size)
-    if not path.is_file():  # checked before the text is read, which may take hours
+    if not path.is_file():  # checked here, since reading the text first may take hours
         kinds = ("public", "private", "from-corpus", "tokenizer")
         raise InvalidValue(
             f"--vocab {given} is neither a word list file nor a store, nor a known kind of vocabulary.{nearest(str(given), kinds)}"
@@ -295,15 +299,22 @@ def choose_vocabulary(
 
 
 MAX_BYTES_OF_IDS = 1 << 28
+"""The largest size of a file of user ids, in bytes. A larger file is probably given by mistake."""
 
 
 def read_user_ids(path: Path) -> tuple[str, ...]:
-    """Read the ids of users who opted out or asked to be erased, one per line."""
+    """Read a file of user ids, one per line: users to leave out, for example because they opted out.
+
+    Raises:
+        InputError: The file cannot be read, is not UTF-8, or has more than `MAX_BYTES_OF_IDS` bytes.
+    """
     try:
-        with open(path, "rb") as file:  # a pipe will do, so the size is not known before
+        with open(path, "rb") as file:  # the path may be a pipe, whose size is not known before it is read
             content = file.read(MAX_BYTES_OF_IDS + 1)
         if len(content) > MAX_BYTES_OF_IDS:
-            raise InputError(f"--exclude-users {path} has more than {MAX_BYTES_OF_IDS:,} bytes: it is no list of ids.")
+            raise InputError(
+                f"--exclude-users {path} has more than {MAX_BYTES_OF_IDS:,} bytes: it is not a list of user ids."
+            )
         return tuple(line for line in content.decode().split("\n") if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"Cannot read --exclude-users {path}: {error}. Nothing was prepared.") from None
@@ -311,9 +322,13 @@ def read_user_ids(path: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedStore:
-    """A finished store and its exact counts, which are for the owner of the data only.
+    """A finished store and its exact counts.
 
-    If many words are not in a public vocabulary, `language` is the language that the text seems to be in.
+    Attributes:
+        store: The opened store.
+        counts: The exact counts of rows, users and tokens, which are for the owner of the data only.
+        language: If more than `MANY_UNKNOWN` of the words are not in a public vocabulary: the probable language of the
+            text. Otherwise, or if no language fits, None.
     """
 
     store: TokenStore
@@ -332,25 +347,28 @@ def build_store(
     continues: str | os.PathLike[str] | None = None,
     progress: Progress = no_progress,
 ) -> PreparedStore:
-    """Make a store of the text in the sources. The same call after an interruption resumes.
+    """Make a store of the text in the sources. After an interruption, the same call resumes the work.
 
     Args:
         sources: The input, from `find_sources`.
         out: The folder of the store; it must be missing or empty.
         preparation: What the store contains.
-        backend: Where the rows are grouped; by default on this machine with one process per core.
-        memory_bytes: The memory for the grouping.
-        user_map: A file outside the store for the map from user ids to numbers, in the format that its name ends in
-            (`user_map.SUFFIXES`); by default no map is written.
-        continues: An earlier store with (some of) the same users. Its charges and its budget become those of the new
-            store.
+        backend: The backend that groups the rows; by default DuckDB on this machine with one process per core.
+        memory_bytes: The memory limit of the grouping.
+        user_map: A file outside the store for the map from user ids to user numbers. The suffix of its name decides
+            the format (`user_map.SUFFIXES`). By default no map is written.
+        continues: An earlier store with (some of) the same users. Its charges and its budget are copied to the ledger
+            of the new store.
         progress: Called with the name of each step and its finished fraction.
+
+    Returns:
+        The store and its counts.
 
     Raises:
         InputError: The input cannot be used: a missing column, no usable row, no user left.
         PrivacyError: The corpus that a public vocabulary comes from is one of the sources, or the map of user ids would
             be in the store.
-        CorpusError: `out` is not empty, the disk is full, or `continues` is no store.
+        CorpusError: `out` is not empty, the disk is full, or `continues` is not a store.
         LedgerError: The ledger of `continues` is damaged or missing.
     """
     if user_map is not None:
@@ -365,10 +383,10 @@ def build_store(
         with chosen.kept_processes() if isinstance(chosen, DuckDBBackend) else contextlib.nullcontext():
             prepared = _run_steps(sources, writer, preparation, chosen, memory_bytes, user_map, earlier, progress)
         if earlier is not None:
-            _ledger_of(prepared.store)  # joins the two
+            _ledger_of(prepared.store)  # opening the new ledger copies the earlier charges into it
         return prepared
     except (InputError, ConfigError) as error:
-        # The same call would fail again, so there is nothing to resume, and raw text should not stay on disk.
+        # The same call would fail again, so the files are of no use, and raw text should not stay on disk.
         _delete_files(writer.partial)
         if any(writer.partial.iterdir()):
             raise type(error)(
@@ -381,8 +399,12 @@ def build_store(
 
 
 def _ledger_of(store: TokenStore) -> Path:
-    """Open the ledger of a store's population, with the checks of every run, and return its path."""
-    from unheard.privacy.population_ledger import open_population_ledger  # scipy, which most calls do not need
+    """Open the ledger of a store's population, with the same checks as before a run, and return its path.
+
+    Raises:
+        LedgerError: The ledger is damaged or missing.
+    """
+    from unheard.privacy.population_ledger import open_population_ledger  # here, because it loads scipy
 
     return open_population_ledger(store.path, store.name, store.vocabulary_events).path
 
@@ -397,7 +419,7 @@ def _run_steps(
     earlier: Path | None,
     progress: Progress,
 ) -> PreparedStore:
-    """Run the five steps of the module docstring in order."""
+    """Run the five steps that the module docstring lists. The arguments are those of `build_store`, already checked."""
     work, with_map = writer.partial / "work", user_map is not None
     _begin_or_resume(work, sources, [preparation, type(backend).__name__, duckdb.__version__, with_map])
     # 1. Convert.
@@ -439,10 +461,10 @@ def _run_steps(
     )
     if isinstance(preparation.tokenizer, WordTokenizer):
         _check_has_spaces(grouping)
-    if preparation.canaries:  # before the draw of a private vocabulary
+    if preparation.canaries:  # checked before a private vocabulary is drawn and charged
         check_canary_words(preparation.canaries, preparation.tokenizer, vocabulary=None)
     result = preparation.vocabulary.build(text)
-    if preparation.canaries:  # before the users are encoded, which may take hours
+    if preparation.canaries:  # checked before the encoding, which may take hours
         check_canary_words(preparation.canaries, preparation.tokenizer, result.vocabulary)
     # DP: the store pays for every draw on its users, also for those of calls that failed or had other choices.
     events = [*result.events, *releases.events()]
@@ -464,8 +486,9 @@ def _run_steps(
     # 5. Finish.
     if user_map is not None:
         write_user_map(Path(user_map), work, grouping.shards)
-    # From here on finished shards are changed. Without the plan in `work`, an interrupted call starts again.
-    storage.move_into_place(work, writer.partial / "gone")
+    # The next steps change finished shards, which cannot be repeated. Without the plan in `work`, a call after an
+    # interruption starts from the beginning.
+    storage.rename_folder(work, writer.partial / "gone")
     with ThreadPoolExecutor(1) as thread:
         deletion = thread.submit(shutil.rmtree, writer.partial / "gone")
         _finish_splits(preparation, result.vocabulary, writer.partial, grouping.shards)
@@ -473,7 +496,7 @@ def _run_steps(
         if earlier is not None:
             # DP: written before the store is at its path, so that no run can begin a ledger without the earlier
             # charges.
-            from unheard.privacy.population_ledger import continue_ledger  # scipy, which most calls do not need
+            from unheard.privacy.population_ledger import continue_ledger  # here, because it loads scipy
 
             continue_ledger(writer.partial, earlier)
         writer.describe(vocabulary=result.vocabulary, info=record, counts=counts, shards=grouping.shards)
@@ -485,10 +508,11 @@ def _run_steps(
 
 
 def choose_shards(sources: Sequence[Source]) -> int:
-    """Choose the number of shards: one for each 64 MiB of text, up to 64 shards; for more text, one for each GiB.
+    """Return the number of shards for an input.
 
-    A shard is sorted in memory as far as it fits. More than four shards are a multiple of four, so that two or four
-    processes finish their last shards together.
+    There is one shard per 64 MiB of text up to 64 shards, and one per GiB for more than 64 GiB of text, up to 1,024
+    shards. Small shards are sorted in memory. A number above four is rounded up to a multiple of four, so that two or
+    four processes finish their last shards at about the same time.
     """
     total = sum(s.text_bytes for s in sources)
     shards = max(1, min(math.ceil(total / _SHARD_BYTES), 64), min(math.ceil(total / (1 << 30)), 1024))
@@ -496,7 +520,11 @@ def choose_shards(sources: Sequence[Source]) -> int:
 
 
 def _begin_or_resume(work: Path, sources: Sequence[Source], choices: list[Any]) -> None:
-    """Keep the files of an interrupted call with exactly the same input and choices; delete those of any other call."""
+    """Prepare the work folder: keep the files of an interrupted call with the same input and choices, delete others.
+
+    Raises:
+        CorpusError: An older version has drawn a private vocabulary here without a record of its cost.
+    """
     request = repr([*choices, version("unheard"), _file_states(sources)])
     plan = {"question": hashlib.sha256(request.encode("utf-8", "surrogatepass")).hexdigest()}
     file = work / "plan.json"
@@ -513,7 +541,11 @@ def _begin_or_resume(work: Path, sources: Sequence[Source], choices: list[Any]) 
 
 
 def _check_shards(work: Path, grouping: Grouping) -> None:
-    """Record the number of shards before the first row is written; raise `CorpusError` if rows have another number."""
+    """Record the number of shards before the first row is written.
+
+    Raises:
+        CorpusError: The rows in the work folder were divided into another number of shards.
+    """
     file = work / "shards.json"
     if not file.is_file() and not grouping.rows.exists():
         storage.replace_file(file, json.dumps([grouping.shards]).encode())
@@ -526,7 +558,7 @@ def _check_shards(work: Path, grouping: Grouping) -> None:
 
 
 def _delete_files(partial: Path) -> None:
-    """Delete an unfinished store, except for the words that were drawn for it and the log of their cost."""
+    """Delete the files of an unfinished store, except for private vocabularies and the log of their costs."""
     for old in partial.iterdir():
         # DP: what was drawn stays, with its cost: a second draw would be a second release.
         if old.name == "releases.jsonl" or old.name.startswith("released-"):
@@ -535,7 +567,10 @@ def _delete_files(partial: Path) -> None:
 
 
 def _release_request(sources: Sequence[Source], preparation: Preparation) -> str:
-    """A hash of everything that decides which votes a private vocabulary counts, and of its mechanism."""
+    """Return a hash of the input and of all choices that change the votes or the mechanism of a private vocabulary.
+
+    A vocabulary that was drawn for the same request is used again without a new charge.
+    """
     chosen = preparation
     choices = [chosen.fields, chosen.tokenizer, chosen.vocabulary, chosen.encoding, chosen.splits, chosen.excluded]
     choices += [chosen.drop_duplicates, chosen.duplicate_chars, _file_states(sources)]
@@ -545,10 +580,10 @@ def _release_request(sources: Sequence[Source], preparation: Preparation) -> str
 def _encode_shards(
     backend: GroupingBackend, grouping: Grouping, task: EncodeShard, progress: Progress
 ) -> dict[str, int]:
-    """Run the task on every shard that has no file of results yet; return the summed counts."""
+    """Run the task on every shard without a file of counts, and return the counts summed over all shards."""
 
     def result_file(shard: int) -> Path:
-        """The file that records the counts of a finished shard."""
+        """Return the path of the file with the counts of a shard. It exists when the shard is finished."""
         return grouping.work / "streams" / f"{shard:05d}.json"
 
     waiting = [s for s in range(grouping.shards) if not result_file(s).is_file()]
@@ -565,7 +600,7 @@ def _encode_shards(
 
 
 def _finish_splits(preparation: Preparation, vocabulary: Vocabulary, partial: Path, shards: int) -> None:
-    """Plant the canaries in the training users, and draw the test posts from the held-out users."""
+    """Plant the canaries in the text of training users, and draw the test posts from held-out users."""
     if preparation.canaries:
         record = plant_canaries(
             preparation.canaries,
@@ -594,10 +629,10 @@ def draw_test_posts(held_out: UserTokens, num_tokens: int, salt: str) -> list[np
     Args:
         held_out: The held-out users.
         num_tokens: The number of predicted tokens.
-        salt: Decides which posts are drawn.
+        salt: The seed of the random choice of posts.
 
     Returns:
-        The ids of each post.
+        The ids of each post, beginning with BOS.
     """
     starts = [np.flatnonzero(held_out.tokens(k) == BOS) for k in range(held_out.num_users)]
     owner = np.repeat(np.arange(len(starts)), [len(s) for s in starts])
@@ -629,7 +664,7 @@ def _check_has_spaces(grouping: Grouping) -> None:
 
 
 def _sampled_posts(grouping: Grouping) -> list[str]:
-    """The beginnings of some posts of the first shard that has any."""
+    """Return the first 2,000 characters of up to 1,000 posts, from the first shard that is not empty."""
     files = next((files for shard in range(grouping.shards) if (files := grouping.shard_files(shard))), [])
     database = open_database(grouping.memory_bytes, 1, str(grouping.work / "temp"))
     rows = database.execute(f"SELECT left(text, 2000) FROM read_parquet({sql_list(files)}) LIMIT {_SAMPLED_POSTS}")
@@ -639,7 +674,7 @@ def _sampled_posts(grouping: Grouping) -> list[str]:
 
 
 def _no_usable_row(rows: Counter[str], warnings: Sequence[str]) -> str:
-    """The error message for an input without any usable row, with the most likely cause."""
+    """Return the error message for an input without any usable row, with the most likely remedy."""
     problems = ", ".join(f"{rows[k]} {k.replace('_', ' ')}" for k in ("malformed", "no_user", "no_text", "excluded"))
     if not rows["rows"]:
         remedy = "It is empty."
@@ -654,7 +689,7 @@ def _no_usable_row(rows: Counter[str], warnings: Sequence[str]) -> str:
 
 
 def _no_user_left(preparation: Preparation, users: dict[str, int]) -> str:
-    """The error message if the rules leave no training user."""
+    """Return the error message for a store without training users: all are too short, held out or public."""
     if users.get("users_seen") == users.get("users_too_short"):
         least = preparation.encoding.min_tokens
         return f"No user has {least} tokens or more: lower --min-tokens or --tokens-per-user."
@@ -662,7 +697,7 @@ def _no_user_left(preparation: Preparation, users: dict[str, int]) -> str:
 
 
 def _file_states(sources: Sequence[Source]) -> list[tuple[Source, int, int]]:
-    """Each source with the size of its file in bytes and the time of its last change; zeros if it is no file."""
+    """Return (source, size in bytes, modification time in ns) for each source. Both are 0 if it is not a file."""
     states = []
     for source in sources:
         state = os.stat(source.path) if os.path.isfile(source.path) else None

@@ -1,12 +1,12 @@
-"""The public function `unheard.prepare`: makes a token store of files or of Python objects.
+"""The public function `unheard.prepare`, which makes a token store of files or Python objects.
 
     import unheard
 
     store = unheard.prepare("posts.parquet", "corpora/posts", user="uid", text="msg", tokens_per_user=1600)
     store = unheard.prepare(rows, "corpora/posts")       # dicts, a pandas or Arrow table, a Hugging Face Dataset
 
-It gives the same store as the command `unheard prepare` on the same rows. Python objects are first written to a
-temporary file beside the store; for text that does not fit in memory, give paths.
+The store is the same as that of the command `unheard prepare` for the same rows. Python objects are first written to a
+temporary file next to the store. If the text does not fit in memory, give paths of files.
 """
 
 import os
@@ -53,36 +53,39 @@ def prepare(
     workers: int = 1,
     progress: Progress = no_progress,
 ) -> TokenStore:
-    """Make a token store of text that is labelled with its author.
+    """Make a token store of posts, each with the id of the user who wrote it. A repeated call resumes.
 
     Args:
         source: What to read: a path, a glob, a folder, "hub:NAME" or a list of these; "chitchat", the demo corpus; or
             Python objects: an iterable of dicts, a pandas DataFrame, an Arrow table, a Hugging Face `Dataset`.
         out: The folder of the store. It must be missing or empty.
-        user: The column with the id of the author. All rows with one id are one user, whom the guarantee protects.
+        user: The column with the id of the user who wrote the text. The guarantee protects all rows with one id.
         text: The column with the text.
-        time: The column to sort each user's posts by: numbers, dates or ISO 8601. By default the order of the input.
-        time_format: A `strptime` format for other times.
+        time: The column to sort each user's posts by: numbers, dates or ISO 8601. By default posts stay in the order
+            of the input.
+        time_format: A `strptime` format for times in other formats.
         table: The table to read, for a database that has several.
-        tokens_per_user: Cut each user at exactly this many tokens (the paper: 1600). By default nothing is cut.
-        min_tokens: Leave out users with fewer tokens. By default `tokens_per_user`, or 1.
+        tokens_per_user: Cut the text of each user at exactly this many tokens (1600 in the paper). By default nothing
+            is cut.
+        min_tokens: Leave out users with fewer tokens. By default `tokens_per_user`, or 1 if that is None.
         sequence: What BOS and EOS enclose: "post" or "sentence".
         tokenizer: "words", "characters", the path of a tokenizer.json, or a `Tokenizer`.
-        vocabulary: "public" (the most frequent words of a language; all tokens for a tokenizer.json), "private" (the
-            users' own words, with differential privacy), "tokenizer", the path of a word list or of another store,
-            or a `VocabularySource`.
+        vocabulary: "public" (the most frequent words of a language; with a tokenizer.json, all of its tokens),
+            "private" (the users' own words, chosen with differential privacy), "tokenizer" (all tokens of the
+            tokenizer.json), the path of a word list or of another store, or a `VocabularySource`.
         vocabulary_size: The number of words, including BOS, EOS and UNK.
         language: The language of the public vocabulary.
-        vocabulary_epsilon, vocabulary_delta: The cost of a private vocabulary. Every run on the store pays it.
+        vocabulary_epsilon, vocabulary_delta: The cost of a private vocabulary. It is part of the epsilon of every run
+            on the store.
         held_out: The fraction of users to hold out for evaluation. By default 0.05.
         public: The fraction of users whose text is public.
-        salt: Decides which users are in which split.
-        test_tokens: The size of an additional test set of random held-out posts.
+        salt: The seed of the assignment of users to splits.
+        test_tokens: The number of tokens of an additional test set of random held-out posts. By default there is none.
         exclude_users: Ids of users to leave out, for example because they opted out.
         strip_quotes: Remove quoted and forwarded text, which other users wrote.
         drop_duplicates: Leave out posts of at least 100 characters that several users wrote word for word.
-        continues: An earlier store with (some of) the same users: what they were charged there counts for the new
-            store too, and so does its budget.
+        continues: An earlier store with (some of) the same users. Its charges and its budget are copied to the ledger
+            of the new store.
         name: The name of the corpus in corpus.json. By default the name of the folder.
         workers: The number of processes; 0 means one per core. A script that uses several needs
             `if __name__ == "__main__":`.

@@ -1,4 +1,4 @@
-"""Vocabularies that are counted in text: the users' own words, with differential privacy, or those of a public corpus.
+"""Builds vocabularies from text: from the users' own words with differential privacy, or from a public corpus.
 
 **The users' own words** (`PrivateVocabulary`) are found by bounded votes, Gaussian noise and a threshold. Each user
 votes for at most D0 words, with votes of L2 norm at most 1. The votes of each word are summed, Gaussian noise is added,
@@ -10,17 +10,17 @@ probability that a word which only one user wrote exceeds the threshold.
     passed, noisy = release.release(sums_of_votes, generator)
     release.events()              # the cost, which every run on the store pays
 
-It is the weighted Gaussian mechanism for set union (Gopi et al., "Differentially Private Set Union", ICML 2020). The
-proof is in docs/private-vocabulary.md. The paper's appendix "Model" asks for such a mechanism and leaves it out.
+This is the weighted Gaussian mechanism for set union (Gopi et al., "Differentially Private Set Union", ICML 2020). The
+proof is in docs/private-vocabulary.md. The paper mentions such a mechanism in its appendix "Model" but does not use it.
 
-**Another, public corpus** (`CorpusVocabulary`) gives its most frequent words, without noise.
+**A public corpus** (`CorpusVocabulary`) contributes its most frequent words. They are counted without noise.
 
-**Counting** stays within fixed memory. Counts go to Parquet files of (word, sum) whenever there are too many to hold;
-DuckDB adds the files up.
+**Counting** uses a fixed amount of memory. When the words in memory reach a limit, their sums are written to a Parquet
+file with the columns word and total. At the end DuckDB adds up all files.
 
-    CountVotes       the task that a grouping backend runs on each shard: the votes of its training users
-    count_public     the words of a public text
-    summed           the totals over all files
+    CountVotes       counts the votes of the training users of one shard; a grouping backend runs it on each shard
+    count_public     counts the words of a public text
+    summed           yields the total of each word over all files
 """
 
 import hashlib
@@ -49,23 +49,36 @@ from unheard.privacy.events import Event, FailureProbability, Gaussian, to_recor
 from unheard.randomness import secure_generator
 
 UNIT = 1 << 30
-"""The vote 1.0. Votes are integers, so that sums are exact in any order and their low bits reveal nothing."""
+"""The integer that represents a vote of 1.0.
+
+Votes are integers, so that their sum does not depend on the order of addition and has no rounding errors, which could
+reveal private information.
+"""
 
 MAX_WORD_CHARS = 64
-"""Longer words get no votes."""
+"""The largest number of characters of a word in the vocabulary. Longer words get no votes."""
 
 MAX_EPSILON, MAX_WORDS_PER_USER, MAX_NOISE = 1000.0, 1_000_000, 2.0**28
-"""Limits of what is computed: a larger epsilon says nothing, and wider noise would overflow the integers."""
+"""The largest epsilon, number of words per user and noise multiplier that are accepted.
+
+A guarantee with a larger epsilon means nothing in practice. Noise with a larger standard deviation could overflow the
+64-bit integers.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordRelease:
-    """The mechanism: each user votes for at most `words_per_user` words, with an L2 norm of at most `UNIT`.
+    """The mechanism that releases words: bounds the votes of each user, adds noise to the sums and applies a threshold.
+
+    Each user votes for at most `words_per_user` words. The L2 norm of the votes of one user is at most `UNIT`.
 
     Args:
-        noise_multiplier: The standard deviation of the noise, in units of the sensitivity.
-        threshold_delta: The probability that a word of one user alone is released.
+        noise_multiplier: The standard deviation of the noise, in units of the sensitivity `UNIT`.
+        threshold_delta: An upper bound on the probability that any word which only one user wrote is released.
         words_per_user: The largest number of words that a user votes for (D0).
+
+    Raises:
+        InvalidValue: A value is outside its limits.
     """
 
     noise_multiplier: float
@@ -88,22 +101,28 @@ class WordRelease:
         """Return the mechanism that costs (epsilon, delta): half of delta for the noise, half for the threshold.
 
         Args:
-            epsilon, delta: The cost.
+            epsilon: The privacy cost of the release, at most `MAX_EPSILON`.
+            delta: The delta of the release, between 0 and 1.
             words_per_user: The largest number of words that a user votes for.
+
+        Raises:
+            InvalidValue: A value is outside its limits.
         """
         import dp_accounting
 
         require(0 < epsilon <= MAX_EPSILON, f"epsilon must be above 0 and at most {MAX_EPSILON:g}, not {epsilon}.")
         require(0 < delta < 1, f"delta must be in (0, 1), not {delta}.")
-        with np.errstate(all="ignore"):  # the search passes through deviations that it rejects
+        with np.errstate(all="ignore"):  # the search tries extreme values, for which NumPy would print warnings
             noise_multiplier = dp_accounting.get_sigma_gaussian(epsilon, delta / 2)
         return cls(noise_multiplier=noise_multiplier, threshold_delta=delta / 2, words_per_user=words_per_user)
 
     def choose(self, words: Iterable[str], salt: str, user: str) -> list[str]:
-        """Return the words that a user votes for: all, or a pseudo-random choice that depends on no other user.
+        """Return the words that a user votes for: all words, or a pseudo-random choice of `words_per_user` of them.
+
+        The choice depends only on the arguments, so the text of other users does not change it.
 
         Args:
-            words: The different words of the user.
+            words: The words of the user, each once.
             salt: The salt of the store.
             user: The id of the user.
         """
@@ -116,14 +135,19 @@ class WordRelease:
         return words[: self.words_per_user]
 
     def vote(self, num_words: int) -> int:
-        """Return the vote for each of a user's words: 1/sqrt(num_words), rounded down. Their norm is at most UNIT."""
+        """Return the vote for each word of a user who votes for `num_words` words: UNIT / sqrt(num_words).
+
+        It is rounded down, so that the L2 norm of the votes of the user is at most UNIT.
+        """
         # DP: rounding down keeps num_words * vote^2 <= UNIT^2, the sensitivity that the noise is scaled to.
         return math.isqrt(UNIT * UNIT // num_words)
 
     def threshold(self) -> int:
-        """Return the smallest T that all words of one user alone stay below with probability exp(-threshold_delta).
+        """Return the threshold T, in units of votes (1.0 is `UNIT`).
 
-        For a user with t words: t * -ln Phi((T - vote(t)) / sigma) <= threshold_delta, for the worst t.
+        Consider a user with t words that no other user wrote. T is the smallest integer such that none of these words
+        exceeds T, with probability at least exp(-threshold_delta), for every t up to `words_per_user`. In a formula:
+        t * -ln Phi((T - vote(t)) / sigma) <= threshold_delta, with sigma = noise_multiplier * UNIT.
         """
         from scipy.special import ndtri_exp
 
@@ -134,11 +158,15 @@ class WordRelease:
         return math.ceil(float(np.max(votes + margins)))
 
     def release(self, sums: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Add noise to the sums of votes; return a mask of the words above the threshold, and the noisy sums.
+        """Add noise to the sums of votes and compare them with the threshold.
 
         Args:
-            sums: The sum of the votes for each word.
-            generator: Draws the noise.
+            sums: The sum of the votes for each word, int64. Private.
+            generator: The generator of the noise. It must be secure (`secure_generator`) if the result is published.
+
+        Returns:
+            A mask of the words that are released, and the noisy sums. The noisy sum of a word that is not released is
+            private.
         """
         # DP: one independent draw for each word, scaled to the sensitivity UNIT, rounded to whole votes.
         noise = np.rint(generator.standard_normal(len(sums)) * (self.noise_multiplier * UNIT)).astype(np.int64)
@@ -148,18 +176,18 @@ class WordRelease:
         return passed, noisy
 
     def events(self) -> list[Event]:
-        """The cost of the release: the Gaussian mechanism, and the failure probability of the threshold."""
+        """Return the cost of the release: the Gaussian mechanism, and the failure probability of the threshold."""
         return [Gaussian(noise_multiplier=self.noise_multiplier), FailureProbability(delta=self.threshold_delta)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateVocabulary:
-    """The training users' own words under user-level differential privacy (see `WordRelease`).
+    """The training users' own words, released with user-level differential privacy (see `WordRelease`).
 
-    Every run on the store pays for it: the events of the release are in the store and begin every ledger.
+    The store records the events of the release, and the ledger of every run on the store begins with them.
 
     Args:
-        epsilon, delta: The cost.
+        epsilon, delta: The privacy cost of the vocabulary.
         size: The largest number of words, including BOS, EOS and UNK.
         words_per_user: The largest number of words that each user votes for.
     """
@@ -174,7 +202,10 @@ class PrivateVocabulary:
         require(self.size > len(SPECIALS), f"size must be above {len(SPECIALS)}, the special words, not {self.size}.")
 
     def build(self, text: GroupedText) -> VocabularyResult:
-        """Draw the words from the training users, or take those of an interrupted draw (see `VocabularySource.build`)."""
+        """Release words of the training users (see `VocabularySource.build`).
+
+        If an interrupted `prepare` has already released the words for the same request, return those words.
+        """
         release = WordRelease.for_budget(self.epsilon, self.delta, self.words_per_user)
         # DP: a stopped and repeated prepare keeps its one release; drawing the noise again would be a second one.
         vocabulary = text.releases.saved()
@@ -191,7 +222,11 @@ class PrivateVocabulary:
         return VocabularyResult(vocabulary=vocabulary, provenance=provenance)
 
     def _draw(self, release: WordRelease, text: GroupedText) -> Vocabulary:
-        """Count the votes on all shards and release the words above the threshold."""
+        """Count the votes on all shards, charge the cost, and return the words above the threshold by noisy sum.
+
+        Raises:
+            InputError: No word is above the threshold. The cost stays charged.
+        """
         grouping = text.grouping
         folder = grouping.work / "votes"
         shutil.rmtree(folder, ignore_errors=True)
@@ -219,12 +254,12 @@ class PrivateVocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusVocabulary:
-    """The words of another, public corpus: the vocabulary of a store, or the most frequent words of raw text.
+    """The words of a public corpus: the first words of the vocabulary of a store, or the most frequent words of text.
 
     Args:
         path: A token store, a .txt file, or any input of `prepare`.
         size: The largest number of words, including BOS, EOS and UNK.
-        text_field: The column with the text; None means the same name as in the main input.
+        text_field: The column with the text. None means that it has the same name as in the main input.
     """
 
     path: str
@@ -232,10 +267,12 @@ class CorpusVocabulary:
     text_field: str | None = None
 
     def check_is_public(self, inputs: Sequence[Source]) -> None:
-        """Raise `PrivacyError` if the "public" corpus is the users' own text.
+        """Raise `PrivacyError` if a file of the "public" corpus is also an input of `prepare`.
+
+        Only file paths are compared. Stores, .txt files and Hugging Face datasets are not checked.
 
         Args:
-            inputs: The text of the users.
+            inputs: The inputs of `prepare`, with the users' text.
         """
         if (Path(self.path) / "corpus.json").is_file() or not Path(self.path).exists() or self.path.endswith(".txt"):
             return
@@ -246,7 +283,11 @@ class CorpusVocabulary:
             )
 
     def build(self, text: GroupedText) -> VocabularyResult:
-        """Take the words of another store, or count those of another text (see `VocabularySource.build`)."""
+        """Return the words of another store, or count the words of a public text (see `VocabularySource.build`).
+
+        Raises:
+            InputError: No word occurs twice in the text, or the text cannot be read.
+        """
         if (Path(self.path) / "corpus.json").is_file():
             other = TokenStore.open(self.path)
             words = other.vocabulary.words[: self.size]
@@ -275,8 +316,9 @@ def public_texts(path: str, field: str, grouping: Grouping) -> Iterator[str]:
 
     Args:
         path: The input.
-        field: The column with the text.
-        grouping: Gives the table of a database, the memory limit and the folder for intermediate results.
+        field: The name of the column with the text. A .txt file needs none.
+        grouping: The grouping of the store that is prepared. Its memory limit, its work folder and the name of its
+            database table are used.
     """
     if path.endswith(".txt") and Path(path).is_file():
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -296,20 +338,22 @@ def public_texts(path: str, field: str, grouping: Grouping) -> Iterator[str]:
     database.close()
 
 
-_MAX_WORDS = 1 << 19  # different words in memory
-_PIECE_CHARS = 1 << 19  # characters of a text that are split at once
+_MAX_WORDS = 1 << 19  # The largest number of different words, and of cached chunks, in memory.
+_PIECE_CHARS = 1 << 19  # A longer text is split into words in pieces of about this many characters.
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountVotes:
-    """A `ShardTask`: counts the votes of the training users of a shard, on the text that the store will contain.
+    """A `ShardTask` that counts the votes of the training users of one shard.
+
+    Users vote only for words of the text that the store will contain.
 
     Args:
-        folder: Where the files of sums go.
-        tokenizer: Splits text into words.
-        options: How posts become streams; only words within the stream of a user count.
-        splits: Which users train.
-        release: The mechanism, which bounds the votes.
+        folder: The folder for the files of sums.
+        tokenizer: The tokenizer that splits text into words.
+        options: The rules by which posts become a stream. Words after the end of the stream get no votes.
+        splits: The rule that assigns users to splits.
+        release: The mechanism, which bounds the votes of each user.
     """
 
     folder: Path
@@ -319,7 +363,12 @@ class CountVotes:
     release: WordRelease
 
     def __call__(self, shard: int, rows: Rows) -> dict[str, Any]:
-        """Write the sums of one shard; return the number of files."""
+        """Write the sums of one shard to files, and return `{"files": number of files}`.
+
+        Args:
+            shard: The number of the shard.
+            rows: The rows of the shard, sorted by user.
+        """
         split = CachedSplitter(self.tokenizer)
         sums = WordSums(self.folder, shard)
         for user, lists in by_user(rows):
@@ -333,11 +382,13 @@ class CountVotes:
         return {"files": sums.finish()}
 
     def words_of(self, texts: Iterator[str], split: "CachedSplitter") -> set[str]:
-        """Return the different words of a user's stream; none if the user is too short to be in the store.
+        """Return the words of a user's stream that may be voted for, each once.
+
+        The result is empty if the user has fewer than `options.min_tokens` tokens and so will not be in the store.
 
         Args:
             texts: The posts of the user, in order.
-            split: Splits a text into words.
+            split: The function that splits a text into words.
         """
         words: set[str] = set()
         left = self.options.tokens_per_user
@@ -356,7 +407,11 @@ class CountVotes:
 
 
 class CachedSplitter:
-    """Splits text into words. For a `WordTokenizer` it caches the words of each chunk."""
+    """A function that splits text into words. For a `WordTokenizer` it caches the words of each chunk of text.
+
+    Args:
+        tokenizer: The tokenizer that defines the words.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -377,16 +432,17 @@ class CachedSplitter:
 
 
 def _votable(word: str) -> bool:
-    """Public rules: no special word, and no word above the length limit."""
+    """Whether a word may get votes: it is not a special word and has at most `MAX_WORD_CHARS` characters."""
     return len(word) <= MAX_WORD_CHARS and word not in SPECIALS
 
 
 class WordSums:
-    """Sums of numbers by word. When there are too many words to hold, they go to a Parquet file.
+    """Adds up numbers by word. When there are too many words in memory, it writes them to a Parquet file.
 
     Args:
         folder: The folder of the files; it is created if missing.
-        shard: The number of the shard, which names the files, so that several processes can write into one folder.
+        shard: The number of the shard. It is part of the file names, so that several processes can write into one
+            folder.
     """
 
     def __init__(self, folder: Path, shard: int) -> None:
@@ -403,12 +459,12 @@ class WordSums:
             self._write()
 
     def finish(self) -> int:
-        """Write the rest; return the number of files."""
+        """Write the sums that are still in memory, and return the number of files written in all."""
         self._write()
         return self._files
 
     def _write(self) -> None:
-        """Write the sums collected so far as one file and forget them."""
+        """Write the sums that are in memory to a new file, and clear them."""
         if not self._sums:
             return
         file = self._folder / f"{self._shard:05d}-{self._files:05d}.parquet"
@@ -424,11 +480,11 @@ class WordSums:
 
 
 def summed(folder: Path, grouping: Grouping, at_least: int = 0) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Yield words and their totals over all files, some thousand at a time, in the order of the words.
+    """Yield the words and their totals over all files, sorted by word, in blocks of up to 65,536 words.
 
     Args:
-        folder: The folder of the files of `WordSums`.
-        grouping: Gives the memory limit and the folder for intermediate results.
+        folder: The folder with the files of `WordSums`.
+        grouping: The grouping whose memory limit and work folder are used.
         at_least: Words with a smaller total are left out.
     """
     if not any(folder.glob("*.parquet")):
@@ -444,12 +500,12 @@ def summed(folder: Path, grouping: Grouping, at_least: int = 0) -> Iterator[tupl
 
 
 def count_public(texts: Iterable[str], tokenizer: Tokenizer, folder: Path) -> None:
-    """Count the words of a public text into files in `folder`.
+    """Count how often each word occurs in a public text, and write the counts to files that `summed` reads.
 
     Args:
-        texts: The public text.
-        tokenizer: Splits it into words.
-        folder: Where the files of sums go.
+        texts: The public texts.
+        tokenizer: The tokenizer that splits the texts into words.
+        folder: The folder for the files of counts.
     """
     split = CachedSplitter(tokenizer)
     sums = WordSums(folder, 0)

@@ -1,36 +1,38 @@
-"""The reading of a batch of files: one query for DuckDB whose rows are checked and assigned to the shards of their users.
+"""Builds the DuckDB query that reads a batch of files, checks each row and assigns it to the shard of its user.
 
-`scan_sql` returns the query. Its columns are
+`scan_sql` returns the query. Its result has one row per record, with these columns:
 
     shard       hash of the user id modulo the number of shards; -1 (`UNUSABLE`) for a row that is only counted
-    reason      why the row is unusable: malformed, no_user, no_text, excluded; NULL if it is usable
-    user        the id, Unicode-normalised (NFC), without surrounding white space, and numbers in one spelling (1.0 is
-                1): one person has one id
-    spelling    the id as it is in the input, where it differs from `user`
+    reason      why the row is unusable: malformed, no_user, no_text, excluded (or undecided, see below); NULL if it is
+                usable
+    user        the id, normalised so that one user has one id: Unicode NFC, no surrounding white space, and equal
+                numbers in one spelling (1.0 becomes 1)
+    spelling    the id as it is in the input, if it differs from `user`
     text        the post
     time        seconds as a number, or NULL
     position    the position of the row in the whole input, which orders posts with equal times
-    text_hash   a hash of posts of at least `duplicate_chars` characters, to find copies under several users
+    text_hash   a hash of posts of at least `duplicate_chars` characters, to find posts that several users wrote
 
-The DuckDB backend runs the query in its own processes and the Spark backend on its workers, so both see the same rows.
-An unusable row keeps its reason and loses its text. `summarise_scan`, called after the query, counts what the query
-could not count.
+An unusable row has a reason and no user or text. The DuckDB backend runs the query in its processes and the Spark
+backend on its workers, so both get the same rows. `summarise_scan`, called after the query, counts the rows that the
+query could not count.
 
-Below the query, `rows_sql` reads each file format: every record becomes one row (problem, user, text, time). `problem`
-is NULL for a usable record, or says why the record cannot be used. A column that is in none of the records raises
-`InputError` with the columns that there are.
+`rows_sql` is the inner query, which depends on the file format: it returns every record as one row (problem, user,
+text, time), where `problem` is NULL for a usable record. If no record has one of the columns, `rows_sql` raises
+`InputError` and lists the columns of the input.
 
-**JSON lines and JSON arrays.** Two readers give the same rows. The quick reader parses each line once and extracts only
-the columns; it is used for lines. The thorough reader (`read_json_objects`) keeps every line as it is and extracts the
-columns afterwards. If the quick reader finds none of the columns in a line, it cannot tell a broken line from one that
-lacks the columns: it marks the row *undecided*, and `count_undecided` counts such rows after the scan with the thorough
-reader. A column name that begins with "/" is a JSON pointer (RFC 6901).
+**JSON lines and JSON arrays.** There are two readers, which give the same rows. The quick reader parses each line once
+and extracts only the needed columns; it reads JSON lines only. The thorough reader (`read_json_objects`) returns every
+record as a JSON value, from which the columns are extracted afterwards. If a line has none of the columns, the quick
+reader cannot tell whether the line is valid JSON. It marks such a row as *undecided*, and after the scan
+`count_undecided` counts these rows with the thorough reader. A column name that begins with "/" is a JSON pointer (RFC
+6901).
 
-**CSV and TSV**, with a header line. A quote that is not closed takes the following rows into one field; this is
-reported. `rejected_rows`, called after the scan, returns how many rows DuckDB rejected (they reach no query) and a
-warning for each position where many lines were read as one row. DuckDB rejects such a row, or accepts it if another
-stray quote closes it; the rows after it are kept. The dialect is RFC 4180: a quote inside a quoted field is doubled. The
-dialect is not guessed, since text written by people contains every punctuation mark.
+**CSV and TSV** files need a header line. If a quote is not closed, the following rows become part of one field. DuckDB
+rejects such a row, or accepts it if another stray quote closes it; the rows after it are kept. `rejected_rows`, called
+after the scan, returns the number of rows that DuckDB rejected (the query does not return them) and a warning for each
+position at which many lines were read as one row. The dialect is RFC 4180: a quote inside a quoted field is doubled.
+DuckDB's detection of dialects is turned off, since the posts themselves contain every punctuation mark.
 
 **Parquet and DuckDB** files have typed columns and are read as they are.
 """
@@ -50,16 +52,16 @@ UNUSABLE = -1
 """The shard number of rows that are only counted."""
 
 MAX_COLUMNS = 1000
-"""The most columns of a CSV file: DuckDB holds some thousand rows of each column in memory at once."""
+"""The largest number of columns of a CSV file. DuckDB keeps a few thousand rows of every column in memory."""
 
-_ROW_BITS = 40  # a position is the number of the batch, shifted by this, plus the number of the row in the batch
+_ROW_BITS = 40  # position = (number of the batch << 40) + number of the row in the batch
 _SPACE = " \t\n\r\v\f\u00a0\u2007\u202f\u3000\ufeff"
-# Any character that is not white space. A search stops at the first one; trimming would copy every text.
+# Any character that is not white space. Searching for it finds empty texts faster than trimming, which copies the text.
 _VISIBLE = r"[^\s\x{a0}\x{2007}\x{202f}\x{3000}\x{feff}\x{0}]"
 
-# SQL that gives equal numbers in the column `id` one spelling: 1 and 1.0, 0 and -0.0, .5 and 0.5, 007 and 7, 1e+16
-# and 10000000000000000 are one user, since one file may hold the ids of another as floats. It works on the digits as text,
-# so that no long id is rounded.
+# SQL that gives equal numbers in the column `id` one spelling, since one file may hold the ids of another file as floats:
+# 1 and 1.0, 0 and -0.0, .5 and 0.5, 007 and 7, 1e+16 and 10000000000000000. It works on the digits as text, so that
+# long ids are not rounded.
 _NUMBER, _EXPONENT = "[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)", "[eE][+]?[0-9]{1,2}"
 _POWER = "try_cast(regexp_extract(id, '([0-9]+)$', 1) AS INTEGER)"
 _FRACTION = "regexp_extract(id, '[.]([0-9]*)', 1)"
@@ -67,7 +69,7 @@ _WITHOUT_EXPONENT = (
     f"CASE WHEN regexp_full_match(id, '{_NUMBER}{_EXPONENT}') THEN regexp_extract(id, '^[+-]?[0-9]*') "
     f"|| left({_FRACTION} || repeat('0', {_POWER}), {_POWER}) || '.' || substr({_FRACTION}, {_POWER} + 1) ELSE id END"
 )
-_WITH_A_ZERO = rf"regexp_replace({_WITHOUT_EXPONENT}, '^([+-]?)[.]', '\10.')"  # .5 is 0.5
+_WITH_A_ZERO = rf"regexp_replace({_WITHOUT_EXPONENT}, '^([+-]?)[.]', '\10.')"  # .5 becomes 0.5
 _WITHOUT_ZEROS = (
     rf"regexp_replace(regexp_replace({_WITH_A_ZERO}, '^[+]?(-?)0*([0-9])', '\1\2'), "
     r"'[.]0*$|([.][0-9]*[1-9])0+$', '\1')"
@@ -82,13 +84,13 @@ _ONE_SPELLING = (
 def open_database(
     memory_bytes: int, threads: int, temp: str, excluded: Sequence[str] = ()
 ) -> duckdb.DuckDBPyConnection:
-    """Open an in-memory DuckDB.
+    """Open an in-memory DuckDB database, in which `range://` paths and the table `excluded` are available.
 
     Args:
-        memory_bytes: The memory limit (at least 64 MiB). Larger intermediate results go to `temp`.
+        memory_bytes: The memory limit; less than 64 MiB means 64 MiB.
         threads: The number of threads.
-        temp: A folder for intermediate results.
-        excluded: Ids of users to leave out; they are normalised as the ids in the input are.
+        temp: A folder for intermediate results that do not fit in memory.
+        excluded: Ids of users to leave out. They are normalised like the ids in the input and put into the table.
     """
     database = duckdb.connect(":memory:")
     database.register_filesystem(FileRangeSystem())
@@ -97,8 +99,8 @@ def open_database(
     database.execute(f"SET temp_directory={quoted(temp)}")
     database.execute("SET TimeZone='UTC'")
     database.execute("SET preserve_insertion_order=true")
-    with contextlib.suppress(duckdb.Error):  # in a notebook without ipywidgets; then there is no progress within a file
-        database.execute("SET enable_progress_bar=true")  # needed by query_progress(); prints nothing
+    with contextlib.suppress(duckdb.Error):  # fails in a notebook without ipywidgets, where progress is then coarser
+        database.execute("SET enable_progress_bar=true")  # needed for query_progress(); the next line hides the bar
         database.execute("SET enable_progress_bar_print=false")
     database.execute("CREATE TEMP TABLE excluded (id VARCHAR)")
     if excluded:
@@ -123,12 +125,12 @@ def scan_sql(
         duplicate_chars: The least length of a post that gets a `text_hash`.
 
     Raises:
-        InputError: A column is in none of the batch's rows. The message lists the columns that there are.
+        InputError: No row of the batch has one of the columns. The message lists the columns of the input.
     """
     rows = rows_sql(database, batch, fields)
     usable = "reason IS NULL"
     ((excluded,),) = database.execute("SELECT count(*) FROM excluded").fetchall()
-    # The number of bytes of a text is known; its characters (1 to 4 bytes each) have to be counted.
+    # `strlen` (bytes) is immediate, `length` (characters of 1 to 4 bytes) has to count: it is called only if needed.
     is_long = (
         f"(strlen(text) >= {4 * duplicate_chars} "
         f"OR (strlen(text) >= {duplicate_chars} AND length(text) >= {duplicate_chars}))"
@@ -155,7 +157,7 @@ def scan_sql(
 
 
 def rows_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> str:
-    """Return SQL for (problem, user, text, time), one row per record of the batch, in its order.
+    """Return the query that reads the records of a batch, in their order, as rows of (problem, user, text, time).
 
     Args:
         database: A connection of `open_database`.
@@ -163,7 +165,7 @@ def rows_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fiel
         fields: The columns to read.
 
     Raises:
-        InputError: A column or a table is missing.
+        InputError: A column or a table is missing, or the format must be converted first.
     """
     kind = batch.sources[0].format
     if kind in ("jsonl", "json"):
@@ -178,7 +180,7 @@ def rows_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fiel
         known = database.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = ?", [alias]).fetchall()
         table = f"{alias}.{column_name(choose_table(path, [row[0] for row in known], fields.table))}"
     else:
-        raise InputError(f"{batch.sources[0].path}: a {kind} source must be imported first.")
+        raise InputError(f"{batch.sources[0].path}: a {kind} source must be converted first (corpus/conversion.py).")
     names = [row[0] for row in database.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()]
     check_columns(names, fields, batch)
     text, user = f"CAST({column_name(fields.text)} AS VARCHAR)", f"CAST({column_name(fields.user)} AS VARCHAR)"
@@ -188,7 +190,12 @@ def rows_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fiel
 
 @dataclass(frozen=True, kw_only=True)
 class ScanSummary:
-    """What is known only after a scan: rows that the query did not count, by reason, and warnings for the owner."""
+    """Results that are known only after a scan.
+
+    Attributes:
+        rows: The numbers of unusable rows that the query did not count, by reason.
+        warnings: Sentences about damaged input, for the owner of the data.
+    """
 
     rows: dict[str, int]
     warnings: list[str]
@@ -197,10 +204,10 @@ class ScanSummary:
 def summarise_scan(
     database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields, has_unusable: bool
 ) -> ScanSummary:
-    """Count what the query could not count. To be called after the query has run on the same connection.
+    """Count the rows that the query could not count. Call it after the query has run on the same connection.
 
     Args:
-        database: The connection.
+        database: The connection that ran the query.
         batch: The files that were read.
         fields: The columns that were read.
         has_unusable: Whether the query returned any unusable row. If not, no row is undecided.
@@ -213,7 +220,7 @@ def summarise_scan(
 
 
 def scan_error(error: Exception, batch: FileBatch) -> CorpusError:
-    """Return an error of this package for an error of DuckDB: it names the files and what to do.
+    """Convert an error of DuckDB to an error of this package, which names the files and says what to do.
 
     Args:
         error: The error of DuckDB.
@@ -237,7 +244,11 @@ def scan_error(error: Exception, batch: FileBatch) -> CorpusError:
 
 
 def _time_sql(fields: Fields) -> str:
-    """SQL for seconds: a number as it is, or a date in ISO 8601 (UTC unless it names a zone) or in `time_format`."""
+    """Return SQL that converts the time of a row to seconds.
+
+    With `time_format`, times are read in this format. Otherwise a time is a number of seconds or a date in ISO 8601
+    (UTC unless it names a time zone).
+    """
     if fields.time is None:
         return "CAST(NULL AS DOUBLE)"
     if fields.time_format:
@@ -246,9 +257,9 @@ def _time_sql(fields: Fields) -> str:
 
 
 def _trimmed_sql(expression: str) -> str:
-    """SQL for the normalised id: ids that differ only in Unicode composition or surrounding space are one user."""
+    """Return SQL that normalises an id: Unicode NFC, without surrounding white space."""
     normalised = f"nfc_normalize(trim({expression}, {quoted(_SPACE)}))"
-    # Nearly all ids are printable ASCII; to test this is cheaper than to normalise.
+    # Nearly all ids are printable ASCII and need no normalisation; testing this is faster than normalising.
     return f"CASE WHEN regexp_full_match({expression}, '[!-~]+') THEN {expression} ELSE {normalised} END"
 
 
@@ -259,21 +270,21 @@ def missing_columns(names: Sequence[str], fields: Fields) -> list[tuple[str, str
 
 
 def check_columns(names: Sequence[str], fields: Fields, batch: FileBatch) -> None:
-    """Raise `InputError`, with the nearest name that there is, if one of the columns is missing."""
+    """Raise `InputError` if one of the columns is not in `names`. The message suggests the most similar name."""
     for option, field in missing_columns(names, fields):
         raise InputError(f"{batch.sources[0].path} has no column '{field}' ({option}).{nearest(field, names)}")
 
 
 def choose_table(path: str, known: Sequence[str], wanted: str | None) -> str:
-    """Return the table of a database to read: `wanted`, or the only one that there is.
+    """Return the name of the table to read: `wanted`, or the only table of the database.
 
     Args:
-        path: The database, for messages.
+        path: The path of the database, for messages.
         known: The names of its tables.
-        wanted: The name that was asked for, or None.
+        wanted: The table that the caller asked for, or None.
 
     Raises:
-        InputError: The table is missing, or there are several and none was named.
+        InputError: The table is missing, or none was named and the database does not have exactly one.
     """
     if wanted is None and len(known) == 1:
         return known[0]
@@ -285,12 +296,12 @@ def choose_table(path: str, known: Sequence[str], wanted: str | None) -> str:
 
 
 def sql_paths(batch: FileBatch) -> str:
-    """The paths of a batch as an SQL list."""
+    """Return the paths of a batch as an SQL list."""
     return sql_list([s.sql_path for s in batch.sources])
 
 
 def sql_list(texts: Sequence[str]) -> str:
-    """An SQL list of string literals."""
+    """Return texts as an SQL list of string literals."""
     return "[" + ", ".join(quoted(text) for text in texts) + "]"
 
 
@@ -305,10 +316,11 @@ def column_name(column: str) -> str:
 
 
 UNDECIDED = "undecided"
+"""The `problem` of a row in which the quick JSON reader found none of the columns."""
 
 
 def json_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> str:
-    """Return SQL for the rows of a batch.
+    """Return the query of `rows_sql` for JSON files.
 
     Args:
         database: A connection.
@@ -316,24 +328,27 @@ def json_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fiel
         fields: The columns to read, as keys or as JSON pointers.
 
     Raises:
-        InputError: A key is in none of the rows. The first 2,000 rows are tried first, then all.
+        InputError: No row has one of the keys. The first 2,000 rows are searched first, then all.
     """
     table = _objects(batch)
     names = _keys(database, f"SELECT json FROM {table} LIMIT 2000")
-    # No key at all means that every line is malformed: the scan counts them.
+    # If there is no key at all, every line is malformed; then the scan counts these lines and no error is raised here.
     if missing_columns(names, fields) and (names := _keys(database, f"SELECT json FROM {table}")):
         check_columns(names, fields, batch)
     return _quick_sql(batch, fields) if is_quick(batch, fields) else _thorough_sql(batch, fields)
 
 
 def is_quick(batch: FileBatch, fields: Fields) -> bool:
-    """Whether the quick reader can be used: on lines, if the names differ in more than case (DuckDB ignores case)."""
+    """Whether the quick reader can be used: for JSON lines, if no two column names differ only in upper and lower case.
+
+    DuckDB ignores case in column names.
+    """
     keys = _top_keys(fields)
     return batch.sources[0].format == "jsonl" and all(keys) and len({key.lower() for key in keys}) == len(keys)
 
 
 def count_undecided(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> dict[str, int]:
-    """Count the undecided rows of the quick reader: broken lines, and valid JSON without any of the columns.
+    """Count the rows that the quick reader left undecided.
 
     Args:
         database: The connection of the scan.
@@ -341,7 +356,7 @@ def count_undecided(database: duckdb.DuckDBPyConnection, batch: FileBatch, field
         fields: The columns that were read.
 
     Returns:
-        The numbers of malformed rows and of rows without a user.
+        `malformed`: the number of broken lines; `no_user`: the number of JSON objects without any of the columns.
     """
     keys = [quoted("/" + _escaped(key)) for key in _top_keys(fields)]
     nothing = " AND ".join(f"coalesce(json_type(json, {key}), 'NULL') = 'NULL'" for key in keys)
@@ -352,9 +367,9 @@ def count_undecided(database: duckdb.DuckDBPyConnection, batch: FileBatch, field
 
 
 def _quick_sql(batch: FileBatch, fields: Fields) -> str:
-    """SQL of the quick reader: DuckDB extracts the top-level keys while it parses a line."""
+    """Return the query of the quick reader, with which DuckDB extracts the top-level keys while it parses a line."""
     columns = ", ".join(f"{quoted(key)}: 'JSON'" for key in _top_keys(fields))
-    # records=true: if only one column is requested and one line is not an object, DuckDB would return whole lines.
+    # Without records=true DuckDB would return whole lines if only one column is requested and a line is not an object.
     table = f"read_ndjson({sql_paths(batch)}, columns={{{columns}}}, records=true, {_json_options(batch)})"
     values = [_extract_sql(f) for f in (fields.user, fields.text, fields.time or fields.text)]
     nothing = " AND ".join(f"{column_name(key)} IS NULL" for key in _top_keys(fields))
@@ -365,7 +380,10 @@ def _quick_sql(batch: FileBatch, fields: Fields) -> str:
 
 
 def _thorough_sql(batch: FileBatch, fields: Fields) -> str:
-    """SQL of the thorough reader. It extracts all columns in one call, since each call parses the whole line again."""
+    """Return the query of the thorough reader.
+
+    It extracts all columns with one call of `json_extract`, since each call parses the whole record again.
+    """
     wanted = ", ".join(quoted(_pointer(f)) for f in (fields.user, fields.text, fields.time or fields.text))
     problem = "CASE WHEN json IS NULL OR json_type(json) <> 'OBJECT' THEN 'malformed' END"
     rows = f"SELECT {problem} AS problem, json_extract(json, [{wanted}]) AS f FROM {_objects(batch)}"
@@ -373,7 +391,11 @@ def _thorough_sql(batch: FileBatch, fields: Fields) -> str:
 
 
 def _fields_sql(fields: Fields, rows: str) -> str:
-    """Convert JSON values to text. A user id is a string or a number, a text is a string, a time is anything."""
+    """Return a query that converts the JSON values of `rows` to text.
+
+    A user id must be a string or a number and a text must be a string, otherwise the value is NULL. A time may have any
+    type.
+    """
     user, text = "CAST(f0 AS VARCHAR)", "CAST(f1 AS VARCHAR)"
     return f"""
         SELECT problem,
@@ -385,28 +407,29 @@ def _fields_sql(fields: Fields, rows: str) -> str:
 
 
 def _keys(database: duckdb.DuckDBPyConnection, objects: str) -> list[str]:
-    """The top-level keys of these objects, sorted."""
+    """Return the top-level keys of the JSON objects that the query `objects` returns, sorted."""
     query = f"SELECT DISTINCT unnest(json_keys(json)) FROM ({objects}) WHERE json_type(json) = 'OBJECT'"
     return sorted(row[0] for row in database.execute(query).fetchall())
 
 
 def _objects(batch: FileBatch) -> str:
-    """SQL for all records as JSON values, NULL where a record is not valid JSON."""
+    """Return SQL for a table of all records as JSON values; the value is NULL if a record is not valid JSON."""
     reader = "read_ndjson_objects" if batch.sources[0].format == "jsonl" else "read_json_objects"
     return f"{reader}({sql_paths(batch)}, {_json_options(batch)})"
 
 
 def _json_options(batch: FileBatch) -> str:
+    """Return the options of DuckDB's JSON readers: skip broken records, limit their size, decompress."""
     return f"ignore_errors=true, maximum_object_size={MAX_RECORD_BYTES}, compression='{batch.sources[0].compression}'"
 
 
 def _top_keys(fields: Fields) -> Sequence[str]:
-    """The top-level keys that the columns are in, each once."""
+    """Return the top-level keys of the columns to read, each once."""
     return list(dict.fromkeys(_split_pointer(f)[0] for f in fields.columns()))
 
 
 def _split_pointer(field: str) -> tuple[str, str]:
-    """The top-level key and the rest of the JSON pointer: "/a/b" gives ("a", "/b"), "a" gives ("a", "")."""
+    """Return the top-level key and the rest of a JSON pointer: "/a/b" gives ("a", "/b"), "a" gives ("a", "")."""
     if not field.startswith("/"):
         return field, ""
     key, slash, rest = field[1:].partition("/")
@@ -414,32 +437,32 @@ def _split_pointer(field: str) -> tuple[str, str]:
 
 
 def _extract_sql(field: str) -> str:
-    """SQL for the value of a column, from the columns of the quick reader."""
+    """Return SQL that extracts the value of a field from the columns of the quick reader."""
     key, rest = _split_pointer(field)
     return f"json_extract({column_name(key)}, {quoted(rest)})" if rest else column_name(key)
 
 
 def _pointer(field: str) -> str:
-    """The JSON pointer of a column."""
+    """Return the JSON pointer of a field, which is a top-level key or already a pointer."""
     return field if field.startswith("/") else "/" + _escaped(field)
 
 
 def _escaped(key: str) -> str:
-    """A key as a part of a JSON pointer."""
+    """Return a key escaped for use in a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
-_MANY_LINES = 10  # lines in one field that have as many delimiters as a row: rows rather than prose
-_MAX_WARNINGS = 3  # positions that are named; the others are only counted
+_MANY_LINES = 10  # A field with at least this many line ends may consist of several rows: see `_find_swallowed`.
+_MAX_WARNINGS = 3  # Warnings name this many positions; the others are only counted.
 
 
 def csv_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> str:
-    """Return SQL for the rows of one CSV or TSV file.
+    """Return the query of `rows_sql` for one CSV or TSV file.
 
-    The file is also read once here, to note fields that contain whole rows; `rejected_rows` reports them.
+    This function also reads the file once to find fields that contain whole rows, which `rejected_rows` reports.
 
     Args:
-        database: A connection; the noted fields go into its temporary table `swallowed`.
+        database: A connection. The fields with whole rows are written to its temporary table `swallowed`.
         batch: One file. Its first line names the columns.
         fields: The columns to read.
 
@@ -461,8 +484,8 @@ def csv_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Field
     columns = ", ".join(f"'c{i}': 'VARCHAR'" for i in range(len(names)))
     dialect = f"delim={quoted(delimiter)}, quote='\"', escape='\"', header=true"
     table = f"read_csv({sql_paths(batch)}, columns={{{columns}}}, {dialect}, {_csv_options(batch)}"
-    # A file that mixes the line ends \r\n and \n stops the strict reader. Only then the lenient reader is used, since
-    # it accepts rows with too many columns.
+    # The strict reader fails on a file that mixes the line ends \r\n and \n. The lenient reader is used only for such
+    # files, since it accepts rows with too many columns.
     strict = True
     try:
         _find_swallowed(database, f"{table})", len(names), delimiter)
@@ -481,7 +504,7 @@ def _find_swallowed(database: duckdb.DuckDBPyConnection, table: str, columns: in
     row = quoted(f"(?m)^[^{mark}\\n]*(?:{mark}[^{mark}\\n]*){{{columns - 1}}}$")
     several = " OR ".join(f"contains(c{i}, chr(10))" for i in range(columns))
     fields = f"SELECT unnest([{', '.join(f'c{i}' for i in range(columns))}]) AS field FROM {table} WHERE {several}"
-    # The first and the last line of such a field are parts of rows; nearly all lines between must look like a row.
+    # The first and the last line of such a field are parts of rows; 90 % of the lines between must look like a row.
     lines = "strlen(field) - strlen(replace(field, chr(10), ''))"
     looks = f"len(regexp_extract_all(field, {row})) >= 0.9 * ({lines} - 1)"
     rows = f"SELECT split_part(field, chr(10), 1) AS first, {lines} AS lines FROM ({fields})"
@@ -489,7 +512,7 @@ def _find_swallowed(database: duckdb.DuckDBPyConnection, table: str, columns: in
 
 
 def rejected_rows(database: duckdb.DuckDBPyConnection, batch: FileBatch) -> tuple[dict[str, int], list[str]]:
-    """Return what the scan could not count. To be called after the query of `csv_sql` has run on the same connection.
+    """Return the number of rejected rows, and warnings. Call it after the query of `csv_sql` on the same connection.
 
     Returns:
         The number of rows that DuckDB rejected, by reason (no_text for a row with too few columns, otherwise
@@ -505,7 +528,7 @@ def rejected_rows(database: duckdb.DuckDBPyConnection, batch: FileBatch) -> tupl
     line = "rtrim(csv_line, chr(13) || chr(10))"
     lines = f"strlen({line}) - strlen(replace({line}, chr(10), ''))"
     quote = "bool_or(error_type IN ('UNQUOTED VALUE', 'LINE SIZE OVER MAXIMUM'))"
-    # Other errors do not count: invalid UTF-8 in a long post is not caused by a quote.
+    # Errors of other types, such as invalid UTF-8 in a long post, are not caused by a quote.
     other = "bool_or(error_type IN ('MISSING COLUMNS', 'TOO MANY COLUMNS'))"
     by_line = (
         f"SELECT line, max({lines}) + 1 AS lines, {quote} AS quote, {other} AS other FROM reject_errors GROUP BY line"
@@ -519,9 +542,9 @@ def rejected_rows(database: duckdb.DuckDBPyConnection, batch: FileBatch) -> tupl
 
 
 def _accepted_spans(database: duckdb.DuckDBPyConnection, batch: FileBatch) -> list[tuple[int, int, bool]]:
-    """(line, lines, False) for each accepted field that contains several rows.
+    """Return (line, number of lines, False) for each accepted field that contains several rows.
 
-    The number of the line is found by searching the file for the first words of the field.
+    The line number is found by searching the file for the first line of the field; it is 0 if the search fails.
     """
     if not database.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'swallowed'").fetchall():
         return []
@@ -537,7 +560,7 @@ def _accepted_spans(database: duckdb.DuckDBPyConnection, batch: FileBatch) -> li
 
 
 def _warnings(batch: FileBatch, spans: list[tuple[int, int, bool]]) -> list[str]:
-    """Warnings for the owner; a span is (line, number of lines, whether the row was rejected)."""
+    """Return warnings for the owner of the data. A span is (line, number of lines, whether the row was rejected)."""
     path = batch.sources[0].path
     cure = "Close it, or double the quotes inside (RFC 4180)."
     warnings = [
@@ -552,13 +575,13 @@ def _warnings(batch: FileBatch, spans: list[tuple[int, int, bool]]) -> list[str]
 
 
 def _lines(batch: FileBatch) -> str:
-    """SQL for the lines of the file, whatever they contain."""
+    """Return SQL for a table of the lines of the file, which are not parsed."""
     one_column = f"columns={{'line': 'VARCHAR'}}, delim={quoted(chr(1))}, quote='', escape='', header=false"
     return f"read_csv({sql_paths(batch)}, {one_column}, strict_mode=false, {_csv_options(batch)})"
 
 
 def _csv_options(batch: FileBatch) -> str:
-    """Options of `read_csv` that both readers use: no detection of dialects, and broken rows are skipped."""
-    # DuckDB's default buffer of sixteen lines, for each compressed file, would take a quarter of the memory.
+    """Return the options that all calls of `read_csv` share: no detection of dialects, and broken rows are skipped."""
+    # By default DuckDB allocates a buffer of 16 maximal lines per compressed file, a quarter of the memory limit.
     packing = f"compression='{batch.sources[0].compression}', buffer_size={2 * MAX_RECORD_BYTES}"
     return f"auto_detect=false, ignore_errors=true, max_line_size={MAX_RECORD_BYTES}, comment='', {packing}"

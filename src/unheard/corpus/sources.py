@@ -3,21 +3,22 @@
     sources = find_sources(["RC_2015-*.jsonl.zst", "extra.csv"])
     batches = make_batches(sources)        # each batch is read by one query
 
-Nothing is read here except a few bytes at the front of each file. The order of the sources is fixed, since the position
-of a row in the input decides between posts with equal times. Formats that DuckDB does not read (SQLite, Hugging Face
-datasets, the demo corpus) are converted first: see `conversion`.
+These two functions read only the first bytes of a file and, in a large file of JSON lines, the lines at which it is
+cut. The order of the sources is fixed, because posts with equal times keep the order of the input. Formats that DuckDB
+does not read (SQLite, Hugging Face datasets, the demo corpus) are converted first: see `conversion`.
 
 **Byte ranges.** A large file of JSON lines is read in several ranges, so that several processes or a cluster read one
-file at the same time. `FileRangeSystem` is an fsspec file system that shows each range to DuckDB as a file of its own:
+file at the same time. `FileRangeSystem` is an fsspec file system that presents each range to DuckDB as a separate file:
 
     range_path("posts.jsonl", 0, 1048576)     ->  "range://0-1048576:posts.jsonl"
     line_boundaries("posts.jsonl", 1 << 27)   ->  [0, 134217801, 268435502, ...]
 
-Only uncompressed files can be cut: the middle of a compressed file cannot be read without its beginning.
+Only uncompressed files are cut, since the middle of a compressed file cannot be read without its beginning.
 
-**Truncated files.** An interrupted download must not pass for a whole corpus. DuckDB reads a truncated .zst file up to
-its last whole block without an error, and rejects a truncated .gz file. `zstd_is_truncated` and `gzip_is_truncated`
-detect both; `unpack_gzip` recovers what can be read of the latter. The formats are RFC 8878 (zstd) and RFC 1952 (gzip).
+**Truncated files.** The owner must learn that a download was interrupted. DuckDB reads a truncated .zst file up to its
+last complete block without an error, and rejects a truncated .gz file. `zstd_is_truncated` and `gzip_is_truncated`
+detect both. `unpack_gzip` recovers the readable beginning of a .gz file. The formats are defined in RFC 8878 (zstd) and
+RFC 1952 (gzip).
 """
 
 import codecs
@@ -39,17 +40,22 @@ from unheard.config import nearest
 from unheard.errors import CorpusError, CorpusMissing, InputError
 
 SCHEME = "range://"
+"""The beginning of the paths that `FileRangeSystem` opens."""
 MAX_RECORD_BYTES = 16 << 20
-"""The longest line or record that is read. It bounds the memory of every reader."""
+"""The largest number of bytes of a line or record. The limit bounds the memory of every reader."""
 _READ_BYTES = 1 << 20
-"""DuckDB asks for 32 MiB, and again for what is missing. Small reads are faster: they reuse memory."""
+"""The largest number of bytes of one read.
+
+DuckDB requests 32 MiB and repeats the request for the missing bytes. Small reads are faster, since they reuse memory.
+"""
 _ZSTD_MAGIC, _ZSTD_SKIPPABLE = 0xFD2FB528, range(0x184D2A50, 0x184D2A60)
+"""The first four bytes of a zstd frame, and those of frames without data (RFC 8878)."""
 
 
 def text_start(path: str) -> int:
-    """Return the number of bytes of the byte-order mark (0 or 3).
+    """Return the number of bytes of the byte-order mark at the beginning of a file: 3, or 0 if there is none.
 
-    A JSON reader would reject the line that holds the mark.
+    The JSON reader must begin after the mark; otherwise it rejects the first line.
     """
     with open(path, "rb") as file:
         return 3 if file.read(3) == codecs.BOM_UTF8 else 0
@@ -61,7 +67,7 @@ def line_boundaries(path: str, range_bytes: int, begin: int = 0) -> list[int]:
     Args:
         path: The file.
         range_bytes: The wanted size of a range. A range is longer if a line crosses its end.
-        begin: Where the first range begins.
+        begin: The position at which the first range begins.
 
     Returns:
         The boundaries: `begin`, then positions just after a line end, then the size of the file.
@@ -83,23 +89,25 @@ def line_boundaries(path: str, range_bytes: int, begin: int = 0) -> list[int]:
 
 
 def record_too_long(path: str, compression: str = "none", is_lines: bool = True) -> InputError:
-    """The error for a file with a record above `MAX_RECORD_BYTES`. It names the line where that can be known.
+    """Return the error for a file with a record of more than `MAX_RECORD_BYTES`.
+
+    The message names the line, unless records are not lines or the file has a compression other than gzip.
 
     Args:
         path: The file.
-        compression: Its compression.
+        compression: The compression of the file: "none", "gzip" or "zstd".
         is_lines: Whether each line is a record.
     """
     line = _first_long_line(path, compression) if is_lines and compression in ("none", "gzip") else None
     name = f"{path}, line {line}," if line else f"{path} has a record that"
     return InputError(
-        f"{name} is longer than {MAX_RECORD_BYTES >> 20} MiB, the most that is read as one record. Cut its text into "
-        "several records of the same user, or remove it, and run the same command again. Nothing was left out."
+        f"{name} is longer than {MAX_RECORD_BYTES >> 20} MiB, the largest size of a record. Cut its text into several "
+        "records of the same user, or remove it, and run the same command again. No record was skipped."
     )
 
 
 def _first_long_line(path: str, compression: str) -> int | None:
-    """The number of the first line above `MAX_RECORD_BYTES`, or None. Reads the file in blocks."""
+    """Return the number of the first line with more than `MAX_RECORD_BYTES`, from 1, or None if there is none."""
     number, length = 1, 0
     for block in _blocks(path) if compression == "none" else (content for content, _ in _decompress(path)):
         first = block.find(b"\n")
@@ -112,18 +120,25 @@ def _first_long_line(path: str, compression: str) -> int | None:
 
 
 def _blocks(path: str) -> Iterator[bytes]:
+    """Yield the content of a file in blocks of `_READ_BYTES`."""
     with open(path, "rb") as file:
         while block := file.read(_READ_BYTES):
             yield block
 
 
 def range_path(path: str, begin: int, end: int) -> str:
-    """The path under which `FileRangeSystem` opens the bytes `begin` to `end` of a file."""
+    """Return the path under which `FileRangeSystem` opens the bytes from `begin` to `end` (exclusive) of a file."""
     return f"{SCHEME}{begin}-{end}:{path}"
 
 
 class FileRange(io.RawIOBase):
-    """A readable file that consists of the bytes `begin` to `end` of another file."""
+    """A read-only file object that consists of the bytes from `begin` to `end` (exclusive) of a file.
+
+    Args:
+        path: The file on disk.
+        begin: The position of the first byte.
+        end: The position after the last byte.
+    """
 
     def __init__(self, path: str, begin: int, end: int) -> None:
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
@@ -131,28 +146,33 @@ class FileRange(io.RawIOBase):
         self._file.seek(begin)
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read up to `size` bytes, and never beyond the end of the range."""
+        """Read up to `size` bytes, at most `_READ_BYTES`; a negative `size` reads to the end of the range."""
         left = self._size - self._position
         content = self._file.read(left if size < 0 else min(size, left, _READ_BYTES)) or b""
         self._position += len(content)
         return content
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Move to a position relative to the begin of the range, the current position or the end of the range."""
+        """Set the position and return it.
+
+        Args:
+            offset: The number of bytes to add to the reference point.
+            whence: The reference point: 0 is the beginning of the range, 1 the current position, 2 the end.
+        """
         self._position = {0: 0, 1: self._position, 2: self._size}[whence] + offset
         self._file.seek(self._begin + self._position)
         return self._position
 
     def tell(self) -> int:
-        """Return the position within the range."""
+        """Return the position, counted from the beginning of the range."""
         return self._position
 
     def readable(self) -> bool:
-        """Whether the range can be read: always."""
+        """Return True: a range can be read."""
         return True
 
     def seekable(self) -> bool:
-        """Whether the position can be set: always."""
+        """Return True: the position can be set."""
         return True
 
     def close(self) -> None:
@@ -162,48 +182,51 @@ class FileRange(io.RawIOBase):
 
 
 class FileRangeSystem(AbstractFileSystem):
-    """The methods of a file system that DuckDB calls, for paths made by `range_path`."""
+    """An fsspec file system for the paths of `range_path`. It has only the methods that DuckDB calls."""
 
     protocol = "range"
     cachable = False
 
     def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
-        """Return the size of the range as the size of a file."""
+        """Return the properties of a range as those of a file; its size is that of the range."""
         begin, end, _ = self._parse(path)
         return {"name": path, "size": end - begin, "type": "file"}
 
     def exists(self, path: str, **kwargs: Any) -> bool:
-        """Whether the file that the range lies in exists."""
+        """Whether the file that contains the range exists."""
         return os.path.isfile(self._parse(path)[2])
 
     def glob(self, path: str, **kwargs: Any) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the path itself: the path of a range contains no pattern, whatever the name of the file."""
+        """Return the path unchanged, so that a file name with `*` or `?` is not taken for a pattern."""
         return [path]
 
     def modified(self, path: str) -> Any:
-        """When the file that the range lies in was modified, in UTC."""
+        """Return the time at which the file that contains the range was modified, in UTC."""
         return datetime.datetime.fromtimestamp(os.path.getmtime(self._parse(path)[2]), tz=datetime.UTC)
 
     def open(self, path: str, mode: str = "rb", **kwargs: Any) -> FileRange:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Open a range for reading, as a file of its own."""
+        """Open a range for reading."""
         begin, end, real = self._parse(path)
         return FileRange(real, begin, end)
 
     def _parse(self, path: str) -> tuple[int, int, str]:
-        """The inverse of `range_path`: begin, end, path."""
+        """Return (begin, end, path of the file) for a path of `range_path`."""
         numbers, _, real = path.removeprefix(SCHEME).partition(":")
         begin, _, end = numbers.partition("-")
         return int(begin), int(end), real
 
 
 def zstd_window(path: Path) -> int | None:
-    """Return the window size in the first frame header (RFC 8878, 3.1.1.1), or None if the file has no such header."""
+    """Return the window size of a zstd file in bytes, from its first frame header (RFC 8878, 3.1.1.1).
+
+    A decompressor needs about this much memory. Returns None if the file does not begin with such a header.
+    """
     with open(path, "rb") as file:
         head = file.read(18)
     if len(head) < 6 or int.from_bytes(head[:4], "little") != _ZSTD_MAGIC:
         return None
     descriptor = head[4]
-    if descriptor & 0x20:  # a single segment: the window is the content
+    if descriptor & 0x20:  # The frame is a single segment, whose window size is the size of its content.
         size_bytes = (1, 2, 4, 8)[descriptor >> 6]
         begin = 5 + (0, 1, 2, 4)[descriptor & 3]
         return int.from_bytes(head[begin : begin + size_bytes], "little") + (256 if size_bytes == 2 else 0)
@@ -214,14 +237,15 @@ def zstd_window(path: Path) -> int | None:
 def zstd_is_truncated(path: str) -> bool:
     """Whether a zstd file ends within a frame.
 
-    A file is a series of frames; a frame is a header, blocks with their sizes, and an optional checksum (RFC 8878,
-    3.1.1). Only the headers are read and nothing is decompressed, so this is quick also for large files.
+    A zstd file is a series of frames. A frame consists of a header, blocks that begin with their sizes, and an optional
+    checksum (RFC 8878, 3.1.1). The function reads only the headers and decompresses nothing, so it is fast for large
+    files too.
     """
     size = os.path.getsize(path)
     with open(path, "rb", buffering=0) as file:
 
         def number(position: int, length: int) -> int:
-            """Read a little-endian integer of the file."""
+            """Return the little-endian integer of `length` bytes at `position`."""
             return int.from_bytes(os.pread(file.fileno(), length, position), "little")
 
         position = 0
@@ -231,9 +255,9 @@ def zstd_is_truncated(path: str) -> bool:
                 position += 8 + number(position + 4, 4)
                 continue
             if magic != _ZSTD_MAGIC:
-                return position + 4 > size  # otherwise not zstd at all: the reader reports that
+                return position + 4 > size  # If the four bytes are complete, the file is not zstd; DuckDB reports that.
             descriptor = number(position + 4, 1)
-            single = descriptor >> 5 & 1  # a single segment has no window field, and always a size field
+            single = descriptor >> 5 & 1  # A frame of a single segment has no window field and always a size field.
             position += 6 - single + (0, 1, 2, 4)[descriptor & 3] + (single, 2, 4, 8)[descriptor >> 6]
             is_last = False
             while not is_last and position + 3 <= size:
@@ -247,7 +271,10 @@ def zstd_is_truncated(path: str) -> bool:
 
 
 def gzip_is_truncated(path: str) -> bool:
-    """Whether a gzip file ends within a member. Decompresses the file. A corrupt file is not called truncated."""
+    """Whether a gzip file ends within a member, as after an interrupted download. Decompresses the whole file.
+
+    Returns False for a file that is damaged in another way; the reader reports it.
+    """
     try:
         return not all(is_whole for _, is_whole in _decompress(path))
     except zlib.error:
@@ -255,11 +282,14 @@ def gzip_is_truncated(path: str) -> bool:
 
 
 def unpack_gzip(path: str, target: Path) -> None:
-    """Decompress a gzip file to `target` as far as it can be read.
+    """Decompress a gzip file to `target`. If the file is truncated, write everything before its end.
 
     Args:
         path: The compressed file.
         target: The file to write; its folder is created if missing.
+
+    Raises:
+        OSError: The target cannot be written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target, "wb") as file:
@@ -267,21 +297,28 @@ def unpack_gzip(path: str, target: Path) -> None:
 
 
 def is_truncation_error(error: Exception) -> bool:
-    """Whether this is DuckDB's error for a truncated .gz file."""
+    """Whether an error is the one that DuckDB raises for a truncated .gz file."""
     return "unexpected end of gzip" in str(error).lower()
 
 
 def _decompress(path: str) -> Iterator[tuple[bytes, bool]]:
-    """The content of a gzip file in pieces; the last item says whether the end of the file is there."""
+    """Yield the content of a gzip file as pairs of bytes and a flag.
+
+    The flag of the last pair is False if the file is truncated; all other flags are True.
+
+    Raises:
+        zlib.error: The file is damaged.
+    """
     with open(path, "rb") as file:
         member = zlib.decompressobj(31)
         is_inside = False
         while packed := file.read(_READ_BYTES):
             while packed:
                 if not is_inside and not packed.strip(b"\0"):
-                    break  # padding
+                    break  # zero bytes may follow the last gzip member
                 is_inside = True
-                yield member.decompress(packed, _READ_BYTES), True  # zeros would expand a thousandfold
+                # The limit bounds memory: repetitive content can be a thousand times larger than its compressed form.
+                yield member.decompress(packed, _READ_BYTES), True
                 packed = member.unconsumed_tail or member.unused_data
                 if member.eof:
                     member, is_inside = zlib.decompressobj(31), False
@@ -289,6 +326,7 @@ def _decompress(path: str) -> Iterator[tuple[bytes, bool]]:
 
 
 Format = Literal["jsonl", "json", "csv", "tsv", "parquet", "duckdb", "sqlite", "hub", "chitchat"]
+"""The format of a source. "hub" is a Hugging Face dataset, "chitchat" the demo corpus."""
 
 _FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv",
@@ -296,10 +334,10 @@ _FORMATS: dict[str, Format] = {
     ".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite",
 }  # fmt: skip
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-_COMPRESSION_RATIO = 4  # typical for text
-_MAX_WINDOW_LOG = 27  # the limit of DuckDB's zstd reader, since the window is held in memory
-_BATCH_BYTES = 128 << 20
-_BATCH_FILES = 500
+_COMPRESSION_RATIO = 4  # The typical ratio of compressed text, with which `Source.text_bytes` estimates a size.
+_MAX_WINDOW_LOG = 27  # DuckDB's zstd reader refuses windows of more than 2^27 bytes, since it keeps them in memory.
+_BATCH_BYTES = 128 << 20  # The largest amount of text in a batch of several files.
+_BATCH_FILES = 500  # The largest number of files in a batch.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,9 +345,9 @@ class Fields:
     """The names of the columns to read. In JSON a name that begins with "/" is a JSON pointer (/author/name).
 
     Args:
-        user: The column with the id of the author.
+        user: The column with the id of the user who wrote the text.
         text: The column with the text.
-        time: The column to sort each user's posts by; None keeps the order of the input.
+        time: The column by which the posts of each user are sorted; None keeps the order of the input.
         time_format: A `strptime` format for times that are neither numbers nor ISO 8601.
         table: The table to read, for a database that has several.
     """
@@ -321,17 +359,24 @@ class Fields:
     table: str | None = None
 
     def columns(self) -> list[str]:
-        """The names of the columns that are read."""
+        """Return the names of the columns to read: user, text and, if given, time."""
         return [name for name in (self.user, self.text, self.time) if name is not None]
 
 
 CHITCHAT_FIELDS = Fields(user="sender", text="text", time="timestamp")
-"""The columns of the demo corpus."""
+"""The columns of the demo corpus "chitchat"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One file, table or dataset; with `byte_range`, only these bytes of a file."""
+    """One input: a file, a range of a file, a database or a Hugging Face dataset.
+
+    Args:
+        path: The path of the file, or the name of a dataset on the Hugging Face hub.
+        format: The format of the content.
+        compression: "none", "gzip" or "zstd".
+        byte_range: The first byte to read and the byte after the last one; None reads the whole file.
+    """
 
     path: str
     format: Format
@@ -340,17 +385,20 @@ class Source:
 
     @property
     def needs_conversion(self) -> bool:
-        """Whether DuckDB cannot read the format itself (see `conversion`)."""
+        """Whether DuckDB cannot read the format, so that the source must be converted first (see `conversion`)."""
         return self.format in ("sqlite", "hub", "chitchat")
 
     @property
     def sql_path(self) -> str:
-        """The path that DuckDB opens."""
+        """The path that DuckDB opens: the file, or the `range_path` of its byte range."""
         return self.path if self.byte_range is None else range_path(self.path, *self.byte_range)
 
     @property
     def text_bytes(self) -> int:
-        """An estimate of the size of the text, which decides the numbers of batches and shards."""
+        """An estimate of the uncompressed size in bytes, from which the numbers of batches and shards follow.
+
+        It is 0 for a dataset of the Hugging Face hub, whose size is not known here.
+        """
         if self.format == "hub" or not os.path.isfile(self.path):
             return 0
         if self.byte_range is not None:
@@ -361,33 +409,45 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class FileBatch:
-    """Files that one query reads in order: many small files, or one CSV file (each CSV file has its own header)."""
+    """Sources that one query reads, in order.
+
+    Several small files of JSON or Parquet form one batch. A source of another format is always a batch by itself.
+
+    Args:
+        number: The number of the batch, from 0.
+        sources: The sources, which have the same format and compression.
+    """
 
     number: int
     sources: tuple[Source, ...]
 
     @property
     def text_bytes(self) -> int:
-        """An estimate of the size of the text in the batch."""
+        """An estimate of the uncompressed size of the batch, in bytes."""
         return sum(s.text_bytes for s in self.sources)
 
     def replace_truncated(self, folder: Path, check_gzip: bool) -> tuple["FileBatch", list[str]]:
-        """Make the batch readable although some of its compressed files are truncated.
+        """Find truncated files of the batch, and replace truncated .gz files by copies that DuckDB can read.
+
+        DuckDB reads the beginning of a truncated .zst file, so these files are only reported.
 
         Args:
-            folder: Truncated .gz files are unpacked into this folder as far as they go.
-            check_gzip: Whether to look at .gz files too. Only decompression shows that one is truncated.
+            folder: The folder for the copies: the readable beginnings of truncated .gz files, decompressed.
+            check_gzip: Whether to check .gz files. The check is slow, since it decompresses each file.
 
         Returns:
-            The batch to read, and one warning for the owner per truncated file.
+            The batch to read, and one warning for the owner of the data per truncated file.
+
+        Raises:
+            CorpusError: A copy cannot be written.
         """
         sources, warnings = [], []
         for number, source in enumerate(self.sources):
             is_gzip = check_gzip and source.compression == "gzip" and gzip_is_truncated(source.path)
             if is_gzip or (source.compression == "zstd" and zstd_is_truncated(source.path)):
                 warnings.append(
-                    f"{source.path} breaks off: its end is missing. The rows before are kept, and the last of them may "
-                    "be malformed; fetch the file again for the rest."
+                    f"{source.path} is truncated: its end is missing. The rows before the end are kept, and the "
+                    "last of them may be malformed. Fetch the file again for the other rows."
                 )
             if is_gzip:
                 source = _unpacked(source, folder / str(number))
@@ -396,7 +456,10 @@ class FileBatch:
 
 
 def is_demo_corpus(inputs: Any) -> bool:
-    """Whether the input is the word "chitchat", for the demo corpus, and no file of that name is there."""
+    """Whether the only input is "chitchat", the name of the demo corpus.
+
+    Returns False if the current folder has a file or folder of this name, which is then read instead.
+    """
     names = [inputs] if isinstance(inputs, str) else inputs
     is_named = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) and names[0] == "chitchat"
     return is_named and not Path("chitchat").exists()
@@ -418,12 +481,12 @@ def find_chitchat() -> Source:
 
 
 def find_sources(inputs: Sequence[str], given: str | None = None) -> list[Source]:
-    """List every source that the inputs name, each once, sorted by path within an input.
+    """Return all sources of the inputs, each once, in the order of the inputs and sorted by path within an input.
 
     Args:
         inputs: Paths, globs, folders, "hub:NAME" for a dataset of the Hugging Face hub, or "chitchat" for the demo
             corpus.
-        given: The format, for files whose names do not tell it.
+        given: The format of all files. None means that the file names tell it.
 
     Raises:
         InputError: An input does not exist or its format is unknown.
@@ -441,10 +504,11 @@ def find_sources(inputs: Sequence[str], given: str | None = None) -> list[Source
 
 
 def make_batches(sources: Sequence[Source]) -> list[FileBatch]:
-    """Group neighbouring sources of one kind into batches of up to 128 MiB of text.
+    """Group neighbouring sources of the same format into batches of up to 128 MiB of text.
 
-    Small files are read together, which is much faster than one query each. Large files of JSON lines are cut into
-    ranges. A batch is also the unit of a resumed scan. The batches depend on the files alone, and not on the backend.
+    Small files are read together, which is much faster than one query per file. Large files of JSON lines are cut into
+    ranges. A single file that cannot be cut may be larger than 128 MiB. A scan that is resumed skips the batches that
+    were finished, so the batches depend only on the files and not on the backend.
     """
     groups: list[list[Source]] = []
     size = 0
@@ -465,7 +529,10 @@ def make_batches(sources: Sequence[Source]) -> list[FileBatch]:
 
 
 def _in_ranges(source: Source) -> list[Source]:
-    """Split a large file of plain JSON lines into ranges, and skip the byte-order mark of plain JSON."""
+    """Return the ranges of a source that are read separately; a source that cannot be cut is returned whole.
+
+    Large uncompressed files of JSON lines are cut. Ranges of uncompressed JSON begin after a byte-order mark.
+    """
     if source.format not in ("jsonl", "json") or source.compression != "none":
         return [source]
     begin = text_start(source.path)
@@ -476,14 +543,17 @@ def _in_ranges(source: Source) -> list[Source]:
 
 
 def _sources_of(text: str, given: str | None) -> list[Source]:
-    """The sources of one input. Files of unknown formats are ignored in a folder, and an error in a glob."""
+    """Return the sources of one input.
+
+    Files of unknown formats are ignored in a folder, but raise `InputError` if they are named or match a glob.
+    """
     if text.startswith("hub:"):
         return [Source(path=text.removeprefix("hub:"), format="hub")]
     path = Path(text)
     if text == "chitchat" and not path.exists():
         return [find_chitchat()]
     if path.is_dir() and ((path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file()):
-        return [Source(path=text, format="hub")]  # a Hugging Face dataset saved to disk
+        return [Source(path=text, format="hub")]  # a dataset that Hugging Face `save_to_disk` wrote
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
         known = [s for s in (_source_of_file(p, given) for p in files) if s is not None]
@@ -509,7 +579,14 @@ def _sources_of(text: str, given: str | None) -> list[Source]:
 
 
 def _source_of_file(path: Path, given: str | None) -> Source | None:
-    """Tell the format by the file name; of databases by the first bytes, since both kinds use the ending `.db`."""
+    """Return the source for one file, or None if its format is unknown.
+
+    The format follows from the file name or is given. For databases the first bytes decide, since SQLite and DuckDB
+    files both have names that end in .db.
+
+    Raises:
+        InputError: A file with the name of a database is not one, or a .zst file needs too much memory.
+    """
     name = path.name.lower()
     ending = next((e for e in _COMPRESSIONS if name.endswith(e)), "")
     kind = given or _FORMATS.get(Path(name.removesuffix(ending)).suffix)
@@ -524,7 +601,7 @@ def _source_of_file(path: Path, given: str | None) -> Source | None:
                 f"{path} has the name of a database, but is neither an SQLite nor a DuckDB file. Name its kind with --format."
             )
     window = zstd_window(path) if ending == ".zst" else None
-    if window is not None and window > 1 << _MAX_WINDOW_LOG:  # refused here, before hours of work
+    if window is not None and window > 1 << _MAX_WINDOW_LOG:  # checked here, since a scan may fail only after hours
         raise InputError(
             f"{path} needs a zstd window of {window >> 20} MiB; at most {1 << _MAX_WINDOW_LOG - 20} MiB can be read. "
             f"Pack it again: zstd -dc --long=31 {path.name} | zstd --long={_MAX_WINDOW_LOG} -o again-{path.name}"
@@ -534,7 +611,7 @@ def _source_of_file(path: Path, given: str | None) -> Source | None:
 
 
 def _unpacked(source: Source, target: Path) -> Source:
-    """Unpack a truncated .gz file as far as it goes."""
+    """Decompress the readable beginning of a truncated .gz file to `target`, and return `target` as a source."""
     try:
         unpack_gzip(source.path, target)
     except OSError as error:
@@ -545,4 +622,5 @@ def _unpacked(source: Source, target: Path) -> Source:
 
 
 def _known_formats() -> str:
+    """Return the formats that can be given with --format, for messages."""
     return ", ".join(sorted(set(_FORMATS.values())))

@@ -1,18 +1,20 @@
-"""The grouping on a Spark cluster: Spark shuffles and sorts.
+"""Groups rows by user on a Spark cluster, which shuffles and sorts them.
 
-The reading and the encoding are the same code as with the DuckDB backend. Each worker scans whole batches with the
-query of `readers` and runs the tasks of whole shards. The resulting store is the same to the byte as with `DuckDBBackend`.
-Inputs and `--out` must be on a file system that all workers see under one path.
+Reading and encoding use the same code as the DuckDB backend: each worker scans whole batches with the query of
+`readers` and runs the tasks of whole shards. The resulting store is byte for byte the store of `DuckDBBackend`.
 
-How the three methods map to Spark:
+How the three methods of a backend map to Spark:
 
     scan             one task per batch runs the DuckDB query and returns Arrow batches; Spark writes them by shard
     find_duplicates  an aggregation by the hash of the text
     over_shards      a repartition by shard, a sort within each partition, then one Python task per shard
 
-Give many files or large uncompressed ones: a compressed file is one task. All workers must have the same version of
-DuckDB (checked), since the hash of a user id decides the shard. Needs the extra `unheard[spark]` and Java 17; set
-PYSPARK_PYTHON to an interpreter that has Unheard installed.
+Requirements:
+
+- The extra `unheard[spark]` and Java 17. PYSPARK_PYTHON must name an interpreter that has Unheard installed.
+- Inputs and `--out` on a file system that all workers see under the same path.
+- The same version of DuckDB on all workers, since DuckDB's hash of a user id decides the shard. This is checked.
+- For parallel reading, many files or large uncompressed files: a compressed file is read by one task.
 """
 
 import json
@@ -38,12 +40,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession  # pyright: ignore[reportMissingImports]
 
 _ROWS = "shard int, reason string, user string, spelling string, text string, time double, position bigint, text_hash bigint"
-_ARROW_ROWS = 1 << 14  # rows in one Arrow batch
+_ARROW_ROWS = 1 << 14  # the largest number of rows in one Arrow batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparkBackend:
-    """Groups on a Spark cluster.
+    """A `GroupingBackend` that runs on a Spark cluster.
 
     Args:
         master: The address of the cluster; the default "local[*]" runs Spark on this machine.
@@ -52,7 +54,7 @@ class SparkBackend:
     master: str = "local[*]"
 
     def scan(self, grouping: Grouping, batches: Sequence[FileBatch], progress: Progress) -> Counter[str]:
-        """Read all batches, one Spark task each, into rows/00000 by shard (see `GroupingBackend.scan`)."""
+        """Read all batches, one Spark task each, and write the rows to rows/00000 (see `GroupingBackend.scan`)."""
         folder = grouping.rows / "00000"
         if not folder.is_dir():
             _check_fields(grouping, batches)
@@ -67,7 +69,7 @@ class SparkBackend:
         return count_rows(grouping)
 
     def find_duplicates(self, grouping: Grouping) -> int:
-        """Find posts that several users wrote word for word (see `GroupingBackend.find_duplicates`)."""
+        """Find identical posts of several users, and return their number (see `GroupingBackend.find_duplicates`)."""
         from pyspark.sql import functions as f  # pyright: ignore[reportMissingImports]
 
         session = self._session(grouping)
@@ -83,7 +85,10 @@ class SparkBackend:
     def over_shards(
         self, grouping: Grouping, task: ShardTask, shards: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Run a task on every shard, one Spark task each (see `GroupingBackend.over_shards`)."""
+        """Run a task on the given shards, and yield each shard with its result (see `GroupingBackend.over_shards`).
+
+        The results are yielded when Spark has finished all shards.
+        """
         if not shards:
             return
         session = self._session(grouping)
@@ -96,15 +101,15 @@ class SparkBackend:
         )
         results = ordered.select("shard", "user", "text").mapInArrow(_runner(task), "shard int, result string")
         done = {int(row[0]): json.loads(row[1]) for row in self._run(results.collect)}
-        for shard in shards:  # a shard without users has no rows, so Spark did not run its task
+        for shard in shards:  # Spark runs no task for a shard without rows, so such a shard is run here.
             yield shard, done[shard] if shard in done else task(shard, iter(()))
 
     def _kept(self, session: "SparkSession", grouping: Grouping) -> "DataFrame":
-        """Return the rows that belong to a shard; rows that cannot be used have the shard -1."""
+        """Return the rows that can be used. The scan gives all other rows the shard number -1."""
         return session.read.parquet(str(grouping.rows / "00000")).where("shard >= 0")
 
     def _session(self, grouping: Grouping) -> "SparkSession":
-        """Start Spark, or return the running session; raises `InputError` if Spark or Java is not installed."""
+        """Return the Spark session, and start it if there is none. Raise `InputError` if Spark or Java is missing."""
         try:
             from pyspark.sql import SparkSession  # pyright: ignore[reportMissingImports]
         except ImportError:
@@ -112,8 +117,9 @@ class SparkBackend:
         if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
             raise InputError("--engine spark needs Java 17: install it, or set JAVA_HOME.")
         if self.master.startswith("local"):
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # this interpreter, not `python3` of the path
-        # Rows are exchanged as Arrow; pandas, which this warning is about, is not used.
+            # By default Spark starts the `python3` of the PATH, which may not have Unheard installed.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        # The warning is about pandas, which is not used: rows are exchanged as Arrow batches.
         warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
         builder = SparkSession.builder.master(self.master).appName("unheard prepare")  # pyright: ignore[reportAttributeAccessIssue]
         settings = {
@@ -125,14 +131,18 @@ class SparkBackend:
             "spark.ui.showConsoleProgress": "false",
             "spark.log.level": "ERROR",
         }
-        if self.master.startswith("local"):  # the default of 200 shuffle tasks is for clusters
+        if self.master.startswith("local"):  # Spark's default of 200 shuffle tasks is too many for one machine.
             settings["spark.sql.shuffle.partitions"] = str(max(2, grouping.shards))
         for key, value in settings.items():
             builder = builder.config(key, value)
         return builder.getOrCreate()
 
     def _run(self, action):
-        """Run a Spark action. An error of this package inside a worker is raised again without the Java stack trace."""
+        """Run a Spark action and return its result.
+
+        An error that this package raised in a worker is raised again, without the Java stack trace. Every other error
+        of Spark becomes a `CorpusError`.
+        """
         try:
             return action()
         except Exception as error:
@@ -153,23 +163,31 @@ def _check_fields(grouping: Grouping, batches: Sequence[FileBatch]) -> None:
         try:
             scan_sql(database, batch, grouping.fields, grouping.shards, grouping.duplicate_chars)
         except duckdb.Error as error:
-            if not is_truncation_error(error):  # the worker reads a truncated file as far as it goes
+            if not is_truncation_error(error):  # Workers can read the beginning of a truncated file.
                 raise scan_error(error, batch) from None
     database.close()
 
 
 def _scanner(grouping: Grouping, batches: dict[int, FileBatch]):
-    """Return the function that a worker runs: batch numbers in, their rows out."""
+    """Return the function that workers run to scan batches, for `DataFrame.mapInArrow`.
+
+    Args:
+        grouping: The settings of the scan.
+        batches: All batches by number.
+    """
 
     def scan(numbers):
-        """Read the batches of one Spark task and yield their rows."""
+        """Read the batches with these numbers and yield their rows as Arrow batches.
+
+        Rows that the query itself cannot return, such as broken lines, are added with the shard -1 and the reason.
+        """
         import pyarrow  # pyright: ignore[reportMissingImports]
 
         for numbered in numbers:
             for number in numbered.column(0).to_pylist():
                 grouping.check_version()
                 unpacked = grouping.work / "temp" / f"unpacked-{number}"
-                # check_gzip: rows that were yielded cannot be taken back when an error shows up later.
+                # Check .gz files first: DuckDB reports a truncated file only after rows of it were yielded to Spark.
                 batch, truncated = batches[number].replace_truncated(unpacked, check_gzip=True)
                 temp = str(grouping.work / "temp" / f"scan-{number}")
                 database = open_database(grouping.memory_bytes, 1, temp, grouping.excluded)
@@ -198,10 +216,14 @@ def _scanner(grouping: Grouping, batches: dict[int, FileBatch]):
 
 
 def _runner(task: ShardTask):
-    """Return the function that a worker runs: sorted rows of whole shards in, one result per shard out."""
+    """Return the function that workers run to execute a task on whole shards, for `DataFrame.mapInArrow`."""
 
     def run(batches):
-        """Run the task on the sorted rows of its shards and yield the results."""
+        """Run the task on each shard of a partition, and yield the shard numbers and results as one Arrow batch.
+
+        Args:
+            batches: Arrow batches with the columns shard, user and text, sorted by shard and then by user.
+        """
         import itertools
         from operator import itemgetter
 

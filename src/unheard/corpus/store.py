@@ -3,13 +3,14 @@
     corpus.json        how the store was prepared; it may be published with a run and contains no count of users
     counts.json        exact counts, for the owner only (mode 0600)
     layout.json        the number of shards and the dtype of the ids (mode 0600)
-    digests.json       the size and SHA-256 of every other file but the ledger (mode 0600); stores of 0.1.0 have none
+    digests.json       the size and SHA-256 of the other files, except the ledger and ledgers.json (mode 0600); stores of
+                       version 0.1.0 have none
     vocabulary.txt     one word per line, in the order of the ids
     train/ held_out/ public/ test_posts/     the shards of each split, optionally features.npy (numbers about each user)
         NNNNN.tokens      ids, little-endian unsigned integers of 2 or 4 bytes (`token_dtype`), one user after the other
         NNNNN.offsets     int64: the index of the first id of each user, and at the end the number of ids
     ledger.jsonl       the privacy ledger of these users, written by training (privacy/population_ledger.py)
-    ledgers.json       where this and other ledgers of these users stood (privacy/population_ledger.py)
+    ledgers.json       the last known states of all ledgers of these users (privacy/population_ledger.py)
 
     store = TokenStore.open("corpora/posts")
     store.train.num_users
@@ -18,12 +19,12 @@
 
     Shard, ShardWriter      one shard: read through a memory map, written in one pass
     UserTokens              the users of one split, in all of its shards
-    TokenStore              the folder, opened for reading
-    StoreWriter             the folder, being written: `<path>.partial`, which is renamed when the store is complete
+    TokenStore              a store that is open for reading
+    StoreWriter             writes a store into the folder `<path>.partial`, which is renamed when the store is complete
 
-Users are numbers; the store contains no ids of users and no text. An incomplete store is never at its final path.
-Opening checks every size, and the digests of all files but tokens and features; it takes milliseconds.
-`TokenStore.check_files` checks every digest.
+Users are numbers; the store contains no user ids and no text. An incomplete store is never at its final path. Opening a
+store takes milliseconds: it checks the size of every file, and the digest of every file except tokens and features.
+`TokenStore.check_files` checks all digests.
 """
 
 import hashlib
@@ -48,27 +49,33 @@ from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
 from unheard.privacy.ledger import DIGESTS, NO_LEDGERS, RECORD, corpus_name
 
 OFFSET_BYTES = 8
+"""The number of bytes of one entry of an .offsets file (int64)."""
 REMEDY = "The store was damaged after it was written: prepare it again, or bring back an undamaged copy."
-"""The last sentence of every `CorpusCorrupt` message."""
+"""The last sentence of most `CorpusCorrupt` messages: what the owner can do."""
 FORMAT = 1
+"""The version of the store format, recorded in corpus.json. `TokenStore.open` refuses other versions."""
 SPLITS = ("train", "held_out", "public", "test_posts")
+"""The names of all splits, which are also the names of their folders. Every store has the first two."""
 
-_LARGE_FILES = (".tokens", ".npy")  # endings of the files whose digests are not checked at every opening
-_WHOLE_STORE_ONLY = ("counts.json", "canaries.json")  # files that a part of a store does not have
+_LARGE_FILES = (".tokens", ".npy")  # Endings of the files whose digests are not checked when a store is opened.
+_WHOLE_STORE_ONLY = ("counts.json", "canaries.json")  # Files that a part of a store does not have.
 
-_LONG_USER = 400  # ids per user from which on copying one user after the other is faster than copying id by id
-_SAMPLED_USERS = 64  # users per shard that `UserTokens.samples` hashes
+_LONG_USER = 400  # From this mean number of ids per user on, one copy per user is faster than copying by index.
+_SAMPLED_USERS = 64  # The number of users per shard that `UserTokens.samples` hashes.
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
-    """Return the narrowest dtype that holds every id. It is little-endian on every machine, so stores can be copied."""
+    """Return the dtype of the ids of a store: 2 bytes if the vocabulary has at most 65,536 words, otherwise 4.
+
+    It is little-endian on every machine, so that a store can be copied to a machine of another kind.
+    """
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
 class ShardWriter:
-    """Writes one shard. A user may be written in pieces, so memory does not grow with the text of one user.
+    """Writes one shard. A user may be written in pieces, so the ids of a user need not fit into memory.
 
-    The files get their names in `close`, when they are complete and on disk.
+    `close` gives the files their final names when they are complete and on disk.
 
     Args:
         folder: The folder of the split; it is created if missing.
@@ -85,27 +92,31 @@ class ShardWriter:
         self._written = 0
 
     def write(self, piece: bytes | bytearray | memoryview) -> None:
-        """Write more ids of the current user, already in the dtype of the shard."""
+        """Write more ids of the current user.
+
+        Args:
+            piece: The bytes of the ids in the dtype of the shard.
+        """
         self._tokens.write(piece)
         self._written += len(piece)
 
     def end_user(self) -> None:
-        """End the current user; the next `write` begins another one."""
+        """End the current user; the next `write` begins the next user."""
         self._ends.append(self._written // self._dtype.itemsize)
 
     def discard_user(self) -> None:
-        """Remove what was written since the last user ended."""
+        """Remove the ids of the current user, that is, everything written since the last `end_user`."""
         self._written = self._ends[-1] * self._dtype.itemsize
         self._tokens.seek(self._written)
         self._tokens.truncate()
 
     def append(self, tokens: np.ndarray) -> None:
-        """Write one whole user."""
+        """Write all ids of one user."""
         self.write(np.ascontiguousarray(tokens, dtype=self._dtype).tobytes())
         self.end_user()
 
     def append_many(self, flat: np.ndarray, lengths: np.ndarray) -> None:
-        """Write many whole users: their ids one after the other, and the number of ids of each.
+        """Write all ids of many users.
 
         Args:
             flat: The ids of all users, one user after the other.
@@ -116,23 +127,26 @@ class ShardWriter:
         self._ends.extend(ends.tolist())
 
     def close(self) -> None:
-        """Sync both files and give them their names, the offsets last: a shard with offsets is a whole shard."""
+        """Sync both files to disk and rename them to their final names.
+
+        The .offsets file is renamed last, so if it exists the shard is complete.
+        """
         storage.finish_file(self._tokens, Path(f"{self._stem}.tokens"))
         storage.replace_file(Path(f"{self._stem}.offsets"), np.array(self._ends, dtype="<i8").tobytes())
 
     def abandon(self) -> None:
-        """Delete the unfinished file."""
+        """Delete the unfinished file of ids. No shard is written."""
         self._tokens.close()
         Path(f"{self._stem}.tokens.writing").unlink(missing_ok=True)
 
 
 def write_shard(folder: Path, number: int, users: Iterable[np.ndarray], dtype: np.dtype) -> None:
-    """Write a shard from arrays in memory, one per user.
+    """Write a shard from arrays in memory.
 
     Args:
-        folder: The folder of the split.
+        folder: The folder of the split; it is created if missing.
         number: The number of the shard.
-        users: The ids of each user.
+        users: One array of ids per user.
         dtype: The dtype of the ids.
     """
     writer = ShardWriter(folder, number, dtype)
@@ -143,18 +157,26 @@ def write_shard(folder: Path, number: int, users: Iterable[np.ndarray], dtype: n
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One shard on disk. Its size is known at once; its content is mapped into memory on first use."""
+    """One shard on disk. The numbers of users and ids are known when it is opened; the files are mapped on first use.
+
+    Args:
+        stem: The path of the two files without their endings.
+        dtype: The dtype of the ids.
+        num_users: The number of users.
+        num_tokens: The number of ids of all users, BOS included.
+        is_local: Whether the .tokens file is in this copy of the store.
+    """
 
     stem: str
     dtype: np.dtype
     num_users: int
     num_tokens: int
     is_local: bool = True
-    """Whether the ids are in this copy of the store (a part of a store lacks some); the offsets always are."""
+    """A part of a store has the .offsets files of all shards, but the .tokens files of only some training shards."""
 
     @classmethod
     def open(cls, offsets_path: Path, dtype: np.dtype, *, may_lack_tokens: bool = False) -> "Shard":
-        """Check that the two files of a shard agree, with three system calls whatever their size.
+        """Open a shard and check that the sizes of its two files agree. Reads only the last offset.
 
         Args:
             offsets_path: The .offsets file.
@@ -171,7 +193,7 @@ class Shard:
             token_bytes = os.stat(f"{stem}.tokens").st_size
         except FileNotFoundError:
             if not may_lack_tokens:
-                raise CorpusCorrupt(f"{stem}.tokens is missing beside its offsets. {REMEDY}") from None
+                raise CorpusCorrupt(f"{stem}.tokens is missing, but its .offsets file exists. {REMEDY}") from None
         if rest or not num_offsets:
             raise CorpusCorrupt(f"{offsets_path} is cut short: {offsets_path.stat().st_size} bytes. {REMEDY}")
         with open(offsets_path, "rb") as offsets:
@@ -185,7 +207,7 @@ class Shard:
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """The ids of all users, one after the other."""
+        """The ids of all users, one user after the other. Raises `CorpusError` if they are not in this copy."""
         if not self.is_local:
             raise CorpusError(
                 f"{self.stem}.tokens is not in this part of the store. "
@@ -207,9 +229,10 @@ class UserTokens:
     Args:
         shards: The shards, in the order of the users.
         dtype: The dtype of the ids.
-        features_UF: Numbers about each user, float32; None if there are none.
-        vocabulary_size: An id that is not below it raises `CorpusCorrupt`; None checks nothing.
-        place: The folder of the store and the name of the split, for other processes that read the same users.
+        features_UF: Numbers about each user, float32 [U, F]; None if the split has no features.
+        vocabulary_size: `users` and `concatenated` raise `CorpusCorrupt` for an id that is not smaller; None turns the
+            check off.
+        place: The folder of the store and the name of the split, with which other processes can open the same users.
     """
 
     def __init__(
@@ -232,15 +255,15 @@ class UserTokens:
         self.num_tokens = sum(s.num_tokens for s in shards)
 
     def tokens(self, k: int) -> np.ndarray:
-        """Return the ids of user k, a view of the file."""
+        """Return the ids of user k, as a view of the mapped file. Raise `IndexError` if there is no such user."""
         if not 0 <= k < self.num_users:
-            raise IndexError(f"user {k} of a split with users 0 to {self.num_users - 1}")
+            raise IndexError(f"user {k} is out of range: the split has users 0 to {self.num_users - 1}")
         s = int(np.searchsorted(self._first, k, side="right")) - 1
         begin, end = self._shards[s].offsets[k - self._first[s] :][:2]
         return self._shards[s].tokens[begin:end]
 
     def users(self, cohort: np.ndarray) -> list[np.ndarray]:
-        """Return the ids of each user of a cohort, copied in one pass in the order of the disk.
+        """Return a copy of the ids of each user of a cohort. The users are read in the order in which they are on disk.
 
         Args:
             cohort: The numbers of the users, in any order.
@@ -250,7 +273,7 @@ class UserTokens:
 
         Raises:
             CorpusCorrupt: An id is outside the vocabulary.
-            IndexError: A number is not that of a user.
+            IndexError: A number in the cohort is negative or not smaller than the number of users.
         """
         flat, lengths = self.concatenated(cohort)
         return np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []
@@ -258,7 +281,7 @@ class UserTokens:
     def concatenated(self, cohort: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of a cohort as one array, user after user, and the number of ids of each user.
 
-        Arguments and errors are those of `users`; for many short users this is much faster.
+        The argument and the errors are those of `users`. For many short users this function is much faster.
         """
         cohort = np.asarray(cohort, dtype=np.int64)
         begins, ends, shard_of = self._spans(cohort)
@@ -281,7 +304,7 @@ class UserTokens:
         return flat, lengths
 
     def check_boundaries(self) -> None:
-        """Raise `CorpusCorrupt` if the ranges of two users overlap. Reads every offset, so training calls this once."""
+        """Raise `CorpusCorrupt` if the ids of two users overlap. It reads all offsets, so training calls it once."""
         for shard in self._shards:
             # DP: one person's text under two users would be two users' worth of influence.
             if int(shard.offsets[0]) != 0 or (np.diff(shard.offsets) < 0).any():
@@ -293,17 +316,17 @@ class UserTokens:
 
     @property
     def shards_here(self) -> np.ndarray:
-        """A mask of the shards whose ids are in this copy of the store."""
+        """A mask over the shards: True if the ids of the shard are in this copy of the store."""
         return np.array([shard.is_local for shard in self._shards])
 
     def tokens_of_shards(self) -> np.ndarray:
-        """The number of ids in each shard."""
+        """Return the number of ids in each shard, int64."""
         return np.array([shard.num_tokens for shard in self._shards], dtype=np.int64)
 
     def boundaries_digest(self) -> bytes:
-        """Return a hash of the boundaries of all users.
+        """Return a hash of the offsets of all users.
 
-        All copies of one store agree in it, also parts without some ids.
+        It is the same for all copies of a store, including parts that lack some ids.
         """
         digest = hashlib.sha256()
         for shard in self._shards:
@@ -311,10 +334,11 @@ class UserTokens:
         return digest.digest()
 
     def samples(self) -> list[str | None]:
-        """Return a hash of some users of each shard, their ids and features; None for shards that are not in this copy.
+        """Return for each shard a hash of the ids and features of some users; None if the shard is not in this copy.
 
-        Two stores whose users are equally long but in another order have equal boundaries, and to hash every id would
-        take hours. The sampled users are spread evenly over the shard.
+        The hashes tell stores apart that have the same `boundaries_digest`, such as stores in which all users have the
+        same length. To hash all ids of a large store would take too long. The sampled users are spread evenly over the
+        shard.
         """
         hashes: list[str | None] = []
         for shard, first in zip(self._shards, self._first, strict=False):
@@ -329,7 +353,11 @@ class UserTokens:
         return hashes
 
     def lengths(self, cohort: np.ndarray | None = None) -> np.ndarray:
-        """Return the number of ids of each user of the cohort (or of the whole split), BOS included."""
+        """Return the number of ids of each user, BOS included.
+
+        Args:
+            cohort: The numbers of the users; None means all users of the split.
+        """
         if cohort is None:
             return np.concatenate([np.diff(s.offsets) for s in self._shards] or [np.empty(0, dtype=np.int64)])
         begins, ends, _ = self._spans(np.asarray(cohort, dtype=np.int64))
@@ -341,21 +369,30 @@ class UserTokens:
         return 0 if self._features_UF is None else self._features_UF.shape[1]
 
     def features(self, cohort: np.ndarray) -> np.ndarray:
-        """Return the features of each user of a cohort, float32 [U, F]: side information as in the paper's appendix."""
+        """Return the features of each user of a cohort, float32 [U, F]; F is 0 if the split has no features.
+
+        Features are numbers about the user, which a model may use as an extra input (the paper's appendix B).
+        """
         if self._features_UF is None:
             return np.empty((len(cohort), 0), dtype=np.float32)
         return np.asarray(self._features_UF[np.asarray(cohort, dtype=np.int64)], dtype=np.float32)
 
     def blocks(self, tokens_per_block: int = 1 << 22) -> Iterator[np.ndarray]:
-        """Yield all ids in the order of the disk, in blocks that do not respect the boundaries of users."""
+        """Yield the ids of all users in the order of the files, in blocks of up to `tokens_per_block` ids.
+
+        A block may begin and end in the middle of a user.
+        """
         for shard in self._shards:
             for begin in range(0, shard.num_tokens, tokens_per_block):
                 yield shard.tokens[begin : begin + tokens_per_block]
 
     def _spans(self, cohort: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The first index, the end index and the shard of each user of a cohort."""
+        """Return, for each user of a cohort, the index of the first id, the index after the last id, and the shard.
+
+        The indices are relative to the shard. Raises `IndexError` for a number that is not the number of a user.
+        """
         if len(cohort) and not (cohort.min() >= 0 and cohort.max() < self.num_users):
-            raise IndexError(f"a cohort outside users 0 to {self.num_users - 1}")
+            raise IndexError(f"the cohort has numbers outside users 0 to {self.num_users - 1}")
         shard_of = self.shard_of(cohort)
         begins, ends = np.empty(len(cohort), dtype=np.int64), np.empty(len(cohort), dtype=np.int64)
         for s in np.unique(shard_of):
@@ -366,20 +403,21 @@ class UserTokens:
 
 
 class TokenStore:
-    """A store, opened for reading with `TokenStore.open`.
+    """A store that is open for reading. Use `TokenStore.open`, which checks the files, instead of the constructor.
 
     Args:
         path: The folder.
         info: The content of corpus.json; nothing in it depends on the number of users.
-        layout: The content of layout.json: the number of shards and the type of the ids.
-        vocabulary: The words of the ids.
+        layout: The content of layout.json: the number of shards and the dtype of the ids.
+        vocabulary: The vocabulary of the ids.
 
     Attributes:
         train, held_out: The users of these splits (`UserTokens`).
-        public, test_posts: The users of these splits, or None if the store does not have them.
-        shards: The number of shards of each split.
-        dtype: The type of the ids in the files.
-        part: Which part of a store this copy is (`transform.split_store`); None for a whole store.
+        public: Users whose text is public, or None if the store has no such split.
+        test_posts: A random sample of held-out posts, each stored as one user; None if there is no such split.
+        shards: The number of shards of each split except `test_posts`, which has one.
+        dtype: The dtype of the ids in the files.
+        part: The content of part.json if this copy is a part of a store (`transform.split_store`); otherwise None.
         digests: The size in bytes and the SHA-256 of each file; None for a store of version 0.1.0.
 
     Example:
@@ -408,11 +446,13 @@ class TokenStore:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "TokenStore":
-        """Open the store at `path` and check that its files agree with each other.
+        """Open the store at `path` and check its files.
+
+        The sizes of all files are checked, and the digests of all files except tokens and features.
 
         Raises:
             CorpusMissing: There is no store, or only an unfinished one.
-            CorpusCorrupt: The files do not agree, or have another format.
+            CorpusCorrupt: A file is missing or damaged, or the store has another format version.
         """
         folder = Path(path)
         for place in (folder, *(folder / split for split in SPLITS)):
@@ -420,7 +460,7 @@ class TokenStore:
                 raise CorpusCorrupt(f"{special} is not a regular file. {REMEDY}")
         if not (folder / "corpus.json").is_file():
             unfinished = partial_path(folder).is_dir()
-            # The path in a run file may be relative to another folder.
+            # A relative path in a run file may have been written for another current folder.
             seen = "" if folder.is_absolute() else " (seen from here)"
             what = "only an unfinished one (prepare was stopped)" if unfinished else "nothing"
             if (folder / DIGESTS).exists():
@@ -452,13 +492,13 @@ class TokenStore:
         return store
 
     def check_files(self) -> int | None:
-        """Check the digest of every file of the store. It reads the whole store: about a second per gigabyte.
+        """Check the digests of all files of the store. This reads the whole store, about a gigabyte per second.
 
         Returns:
             The number of files that were checked; None for a store of version 0.1.0, which has no digests.
 
         Raises:
-            CorpusCorrupt: A file is missing, or does not have the content that it was written with.
+            CorpusCorrupt: A file is missing, or its content has changed since it was written.
         """
         if self.digests is None:
             return None
@@ -477,7 +517,16 @@ class TokenStore:
                 raise CorpusCorrupt(f"{self.path / name} has {actual} bytes instead of {size}. {REMEDY}")
 
     def _check_digests(self, names: Iterable[str]) -> int:
-        """Raise `CorpusCorrupt` if one of these files does not have its digest; return how many were read."""
+        """Check the digests of some files and return the number of files that were read.
+
+        Files that a part of a store may lack are skipped if they are missing.
+
+        Args:
+            names: The names of the files, relative to the folder of the store.
+
+        Raises:
+            CorpusCorrupt: A file cannot be read, or its SHA-256 differs from the one in digests.json.
+        """
         checked = 0
         for name in names:
             if self._may_lack(name) and not (self.path / name).exists():
@@ -491,26 +540,32 @@ class TokenStore:
         return checked
 
     def _may_lack(self, name: str) -> bool:
-        """Whether this copy may be without the file: a part has not all training tokens, and no counts."""
+        """Whether the file may be missing because this copy is a part of a store.
+
+        A part lacks the ids of some training shards, counts.json and canaries.json.
+        """
         is_train = name.startswith("train/") and name.endswith(".tokens")
         return self.part is not None and (is_train or name in _WHOLE_STORE_ONLY)
 
     def __fspath__(self) -> str:
-        """The folder of the store, so that a store can be given wherever a path is expected: `Run(corpus=store)`."""
+        """Return the folder of the store, so that a store can be given instead of a path, as in `Run(corpus=store)`."""
         return str(self.path)
 
     @property
     def name(self) -> str:
-        """A hash of corpus.json: it identifies how the corpus was prepared, and depends on no count and no text."""
+        """A hash of corpus.json. It identifies how the store was prepared and may be published.
+
+        It depends neither on the number of users nor on their text, so two stores may have the same name.
+        """
         return corpus_name(self.info)
 
     @property
     def content_digest(self) -> str:
-        """A hash of the training users' text, the same for all parts of a store. It is as secret as the text.
+        """A hash of the files of the training split, the same for all parts of a store. It is as secret as the text.
 
-        Two stores that were prepared in the same way have one `name`; only this hash tells them apart.
+        Two stores that were prepared in the same way have the same `name`, but different content digests.
 
-        Of a store of version 0.1.0, the boundaries of the users alone.
+        A store of version 0.1.0 has no digests. For it this is a hash of the users' offsets only.
         """
         files = sorted(
             (name, sha256) for name, (_, sha256) in (self.digests or {}).items() if name.startswith("train/")
@@ -520,17 +575,20 @@ class TokenStore:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Exact counts of private users, for the owner. They must not enter a report or a run folder."""
+        """The content of counts.json, or an empty dictionary if this copy has no such file.
+
+        The counts are exact and private: only the owner may see them. They must not enter a report or a run folder.
+        """
         file = self.path / "counts.json"
         return _read_json(file) if file.is_file() else {}
 
     @property
     def vocabulary_events(self) -> list[dict[str, Any]]:
-        """The privacy cost of the vocabulary, as records of events: the ledger of every run begins with them."""
+        """The privacy cost of the vocabulary, as records of events with which the ledger of every run begins."""
         return list(self.info["vocabulary"].get("events", []))
 
     def _split(self, name: str) -> UserTokens:
-        """Open all shards of a split."""
+        """Open all shards and the features of a split. Raise `CorpusCorrupt` if a shard is missing or damaged."""
         is_part = self.part is not None and name == "train"
         paths = sorted((self.path / name).glob("*.offsets"))
         shards = [Shard.open(p, self.dtype, may_lack_tokens=is_part) for p in paths]
@@ -549,7 +607,8 @@ class StoreWriter:
 
     Args:
         path: The folder of the store. It must be missing or empty.
-        keep_partial: Whether an unfinished store is kept, so that a later call resumes it.
+        keep_partial: Whether an unfinished store is kept, so that a later call can resume it. If not, files of an
+            earlier unfinished store are deleted at the start, and those of this one after an error.
 
     Raises:
         CorpusError: `path` is a file or a folder that is not empty.
@@ -566,7 +625,7 @@ class StoreWriter:
 
     @staticmethod
     def check_path(path: str | os.PathLike[str]) -> Path:
-        """Raise `CorpusError` unless a store can be written at `path`."""
+        """Return `path`; raise `CorpusError` if it is a file or a folder that is not empty."""
         path = Path(path)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise CorpusError(f"{path} already exists: name another folder with --out, or remove this one first.")
@@ -584,13 +643,16 @@ class StoreWriter:
     def finish(
         self, *, vocabulary: Vocabulary, info: Mapping[str, Any], counts: Mapping[str, Any], shards: int
     ) -> TokenStore:
-        """Write the files beside the shards (`describe`), then move the store to its path (`publish`).
+        """Write all files other than the shards (`describe`), then rename the store to its final path (`publish`).
 
         Args:
-            vocabulary: The words of the ids.
-            info: The entries of corpus.json; they may be published.
+            vocabulary: The vocabulary of the ids.
+            info: The entries of corpus.json. They may be published, so they must not contain private values.
             counts: The content of counts.json, for the owner only.
             shards: The number of shards in each split.
+
+        Returns:
+            The finished store, open for reading.
         """
         self.describe(vocabulary=vocabulary, info=info, counts=counts, shards=shards)
         return self.publish()
@@ -598,7 +660,10 @@ class StoreWriter:
     def describe(
         self, *, vocabulary: Vocabulary, info: Mapping[str, Any], counts: Mapping[str, Any], shards: int
     ) -> TokenStore:
-        """Write vocabulary.txt, counts.json, layout.json and corpus.json; open the store at its partial path.
+        """Write all files other than the shards, and open the store at its partial path.
+
+        The files are vocabulary.txt, counts.json, layout.json, corpus.json, digests.json and, if it is missing,
+        ledgers.json. After this call and before `publish`, a caller may still connect the store with a ledger.
 
         Args:
             vocabulary, info, counts, shards: As in `finish`.
@@ -616,16 +681,16 @@ class StoreWriter:
         }
         content = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
         storage.replace_file(self.partial / "corpus.json", content.encode())
-        if not (self.partial / RECORD).exists():  # else it names the ledger that this store continues
+        if not (self.partial / RECORD).exists():  # An existing file names the ledger that this store continues.
             write_private_json(self.partial / RECORD, NO_LEDGERS)
         write_digests(self.partial)
         return TokenStore.open(self.partial)
 
     def publish(self) -> TokenStore:
-        """Rename the complete store to its path, in one step, and open it there."""
+        """Rename the complete store to its final path, in one atomic step, and open it there."""
         if self.path.exists():
-            self.path.rmdir()  # it is empty: checked by the constructor
-        storage.move_into_place(self.partial, self.path)
+            self.path.rmdir()  # `check_path` made sure that the folder is empty.
+        storage.rename_folder(self.partial, self.path)
         return TokenStore.open(self.path)
 
 
@@ -642,16 +707,16 @@ def write_store(
     shards: int = 1,
     features: Mapping[str, np.ndarray] | None = None,
 ) -> TokenStore:
-    """Write a store from arrays of ids in memory, one array per user: for tests, examples and small corpora.
+    """Write a store from arrays in memory, and open it. For tests, examples and small corpora.
 
     Args:
         path: The folder of the store; it must be missing or empty.
-        train, held_out, public, test_posts: The users of each split; public and test_posts may be left out.
-        vocabulary: The words of the ids.
+        train, held_out, public, test_posts: For each split, one array of ids per user. None leaves the split out.
+        vocabulary: The vocabulary of the ids.
         info: More entries for corpus.json.
         counts: The content of counts.json.
-        shards: The number of shards.
-        features: By split, an array with one row of numbers per user.
+        shards: The number of shards of each split; `test_posts` always has one.
+        features: For each split with features, an array of shape [U, F] with the numbers about each user.
     """
     splits = {"train": train, "held_out": held_out, "public": public, "test_posts": test_posts}
     with StoreWriter(path) as writer:
@@ -671,7 +736,11 @@ def write_store(
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the numbers of several ranges, one range after the other.
+    """Return the integers of several ranges, one range after the other.
+
+    Args:
+        starts: The first integer of each range.
+        lengths: The number of integers in each range.
 
     >>> ranges(np.array([5, 20]), np.array([3, 2]))
     array([ 5,  6,  7, 20, 21])
@@ -681,7 +750,11 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _read_features(path: Path, num_users: int) -> np.ndarray:
-    """Read features.npy, one row of numbers per user. Pickled content is refused."""
+    """Map features.npy into memory, float32 [U, F].
+
+    Raises:
+        CorpusCorrupt: The file has another shape or dtype, or contains pickled objects.
+    """
     try:
         features_UF = np.load(path, mmap_mode="r", allow_pickle=False)
         fits = features_UF.ndim == 2 and len(features_UF) == num_users and features_UF.dtype == np.float32
@@ -693,11 +766,12 @@ def _read_features(path: Path, num_users: int) -> np.ndarray:
 
 
 def write_digests(folder: Path, known: Mapping[str, tuple[int, str]] | None = None) -> None:
-    """Write digests.json: the size and the SHA-256 of every file of the store in `folder`, but not of its ledger.
+    """Write digests.json: the size and the SHA-256 of every file of a store except ledger.jsonl and ledgers.json.
 
     Args:
-        folder: The store, complete but for this file.
-        known: Digests to take over, for a part of a store; only those of other files are computed.
+        folder: The folder of the store. All other files must be complete.
+        known: Digests that are written without reading the files. A part of a store uses those of the whole store, so
+            its digests.json also lists the files that the part lacks.
     """
     files = dict(known or {})
     names = ["corpus.json", "layout.json", "vocabulary.txt", "part.json", *_WHOLE_STORE_ONLY]
@@ -713,25 +787,29 @@ def write_digests(folder: Path, known: Mapping[str, tuple[int, str]] | None = No
 
 
 def tokens_digest(table: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the record of a tokenizer (`tokens` of corpus.json); a run's ledger names it in its header.
+    """Return the SHA-256 of the record of a tokenizer. The header of a run's ledger contains this digest.
 
     Args:
-        table: The record, as corpus.json or tokens.json of a run folder holds it.
+        table: The record: the entry `tokens` of corpus.json, or the content of tokens.json in a run folder.
     """
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def _read_digests(folder: Path) -> dict[str, tuple[int, str]]:
-    """Read digests.json; a store that was written with one and lacks it is damaged."""
+    """Return the size and the SHA-256 of each file, from digests.json.
+
+    Raises:
+        CorpusCorrupt: digests.json is missing or damaged.
+    """
     try:
         files = _read_json(folder / DIGESTS)["files"]
         return {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise CorpusCorrupt(f"{folder / DIGESTS} does not read back as written. {REMEDY}") from None
+        raise CorpusCorrupt(f"{folder / DIGESTS} is damaged. {REMEDY}") from None
 
 
 def _sha256(path: Path) -> str:
-    """Compute the digest of a file of a store."""
+    """Return the SHA-256 of a file of a store. Raise `CorpusCorrupt` if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -740,31 +818,39 @@ def _sha256(path: Path) -> str:
 
 
 def write_private_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Write a JSON file that only its owner can read.
+    """Write a JSON file that only its owner can read (mode 0600).
 
-    It has this mode from the start, so others can read it at no time.
+    The file is created with this mode, so there is no moment at which others can read it.
 
     Args:
-        path: The file; an existing one is replaced.
-        content: What to write.
+        path: The file; an existing file is replaced.
+        content: The value to write.
     """
     path.unlink(missing_ok=True)
     storage.create_file(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a store and check its outer shape."""
+    """Read a JSON file of a store.
+
+    Raises:
+        CorpusCorrupt: The file is missing or is not JSON, its value is not an object, or its entries `tokens` or
+            `vocabulary` are not objects.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         content = None
     if not isinstance(content, dict) or not all(isinstance(content.get(k, {}), dict) for k in ("tokens", "vocabulary")):
-        raise CorpusCorrupt(f"{path} is missing or does not read back as written. {REMEDY}")
+        raise CorpusCorrupt(f"{path} is missing or damaged. {REMEDY}")
     return content
 
 
 def partial_path(path: Path) -> Path:
-    """The folder of an unfinished store: in the same parent folder, so that the last step is a rename on one disk."""
-    if path.name in ("", ".."):  # "/", "." or "..": named by their full path
+    """Return the folder in which a store is written before it is complete: `<path>.partial`.
+
+    It has the same parent folder as the store, so that the last step is a rename within one file system.
+    """
+    if path.name in ("", ".."):  # "/", "." and ".." have no name to which an ending can be added.
         path = path.resolve()
     return path.parent / f"{path.name}.partial"

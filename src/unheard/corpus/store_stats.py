@@ -1,9 +1,9 @@
-"""Statistics of a token store for the owner of the data: exact counts, which must not enter a report or a run folder.
+"""Computes statistics of a token store for the owner of the data.
 
     split_statistics(store.train)           users, tokens, posts, percentiles and a histogram of the users' lengths
-    cap_effect(store, weight_cap=1600)      how many users reach a weight cap, and the resulting weights
+    cap_effect(store, weight_cap=1600)      the fraction of users that reach a weight cap, and the resulting weights
 
-All numbers are computed from private users without noise.
+All numbers are computed from the text of private users without noise. They must not enter a report or a run folder.
 """
 
 from dataclasses import dataclass
@@ -14,20 +14,21 @@ from unheard.corpus.store import TokenStore, UserTokens
 from unheard.corpus.vocabulary import BOS, EOS, UNK
 
 PERCENTILES = (0, 1, 10, 25, 50, 75, 90, 99, 100)
+"""The percentiles of the users' lengths that `SplitStatistics` contains, in percent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitStatistics:
-    """Statistics of one split.
+    """The statistics of one split. Private.
 
     Attributes:
         users: The number of users.
         tokens: The number of predicted tokens: all ids except BOS.
-        posts: The number of sequences.
-        out_of_dictionary: The fraction of words that are UNK.
-        percentiles: The `PERCENTILES` of the users' numbers of tokens.
-        histogram: (from, up to, users) for each bin of the numbers of tokens.
-        largest_user_share: The share of the tokens that the longest user wrote.
+        posts: The number of sequences, each of which begins with BOS.
+        out_of_dictionary: The fraction of words that are not in the vocabulary (UNK).
+        percentiles: The `PERCENTILES` of the numbers of tokens per user.
+        histogram: (least length, largest length, number of users) for each bin; a length is a number of tokens.
+        largest_user_share: The fraction of all tokens that the user with the most tokens wrote.
     """
 
     users: int
@@ -40,7 +41,7 @@ class SplitStatistics:
 
 
 def split_statistics(users: UserTokens, bins: int = 12) -> SplitStatistics:
-    """Compute the statistics of a split in one pass over its ids.
+    """Compute the statistics of a split. Reads all ids twice.
 
     Args:
         users: The users of the split.
@@ -70,7 +71,7 @@ def predicted_lengths(users: UserTokens, users_at_once: int = 4096) -> np.ndarra
 
     Args:
         users: The users of a split.
-        users_at_once: How many users are read at a time.
+        users_at_once: The number of users that are read at a time, which bounds the memory.
     """
     lengths = np.empty(users.num_users, dtype=np.int64)
     for begin in range(0, users.num_users, users_at_once):
@@ -80,11 +81,13 @@ def predicted_lengths(users: UserTokens, users_at_once: int = 4096) -> np.ndarra
 
 
 def histogram(lengths: np.ndarray, bins: int) -> tuple[tuple[int, int, int], ...]:
-    """Return (from, up to, users) in bins that double, since the lengths of users spread over orders of magnitude.
+    """Return a histogram of lengths: (least length, largest length, number of users) for each bin.
+
+    Each bin is twice as wide as the one before, since the lengths of users differ by orders of magnitude.
 
     Args:
         lengths: The number of tokens of each user.
-        bins: The largest number of bins; the smallest lengths share one.
+        bins: The largest number of bins. If more are needed, the first bin contains all small lengths.
     """
     if not len(lengths):
         return ()
@@ -99,7 +102,14 @@ def histogram(lengths: np.ndarray, bins: int) -> tuple[tuple[int, int, int], ...
 
 @dataclass(frozen=True, kw_only=True)
 class CapEffect:
-    """The effect of a weight cap w-hat: the weight of a user is min(tokens / w-hat, 1) (paper, section 2)."""
+    """The effect of a weight cap w-hat: the weight of a user is min(tokens / w-hat, 1) (paper, section 2). Private.
+
+    Attributes:
+        weight_cap: The cap w-hat, in tokens.
+        users_at_cap: The fraction of training users whose weight is 1.
+        total_weight: The sum of the weights of all training users.
+        mean_weight: The mean weight of a training user.
+    """
 
     weight_cap: int
     users_at_cap: float
@@ -108,13 +118,13 @@ class CapEffect:
 
 
 def cap_effect(store: TokenStore, weight_cap: int) -> CapEffect:
-    """Compute what a weight cap would do to the training users of a store.
+    """Compute the effect of a weight cap on the training users of a store. BOS counts as a token, as in training.
 
     Args:
         store: The store.
         weight_cap: The cap w-hat, in tokens.
     """
-    lengths = predicted_lengths(store.train)
+    lengths = store.train.lengths()
     weights = np.minimum(lengths / weight_cap, 1.0)
     return CapEffect(
         weight_cap=weight_cap,

@@ -1,11 +1,12 @@
 """Generates a synthetic store of any size for load tests, with the word statistics of a real store.
 
-    fit           fits a `WordModel` to a store: which words follow which, and the favourite words of 16 topics
+    fit           fits a `WordModel` to a store: the successors of each word, and the frequent words of 16 topics
     generate      draws the streams of many users at once from the model
     synthesise    writes a store of such users, marked as synthetic in corpus.json
 
 Each user mixes two distributions at their own rate: the successors of the previous word, and the words of one topic.
-The model is fitted to real users without noise, so a synthetic store is as private as the store that it was fitted to.
+The model is fitted to real users without noise, so a synthetic store must be kept as secret as the store that the model
+was fitted to.
 """
 
 import multiprocessing
@@ -25,16 +26,26 @@ from unheard.corpus.vocabulary import BOS, EOS
 from unheard.randomness import reproducible_generator
 
 TOPICS = 16
-_FIT_TOKENS = 20_000_000
-_FIT_USERS = 2_000
+"""The largest number of topics of a `WordModel`."""
+_FIT_TOKENS = 20_000_000  # `fit` counts pairs of words until it has read this many tokens.
+_FIT_USERS = 2_000  # `fit` clusters at most this many users into topics.
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordModel:
-    """The successors of every word in one cumulative table, and the words of every topic in another.
+    """The probabilities of the successors of every word, and of the words of every topic.
 
-    `after` holds, for each successor of word w, the sum of w and the cumulative probability: one ascending array over
-    all words, so one `searchsorted` draws the next words of any number of users. `topics` is built in the same way.
+    `after` has one entry for each pair of a word w and a successor: w plus the cumulative probability of the successors
+    up to this one. The array is ascending over all words, so a single `searchsorted` draws the next words of any number
+    of users. `topics` is built in the same way from pairs of a topic and a word.
+
+    Attributes:
+        size: The size of the vocabulary.
+        after: The cumulative probabilities of successors, float64.
+        successors: The successor that belongs to each entry of `after`, int64.
+        topics: The cumulative probabilities of the words of each topic, float64.
+        topic_words: The word that belongs to each entry of `topics`, int64.
+        topic_weights: The fraction of users with each topic.
     """
 
     size: int
@@ -45,20 +56,20 @@ class WordModel:
     topic_weights: np.ndarray
 
     def next_words(self, last: np.ndarray, draw: np.ndarray) -> np.ndarray:
-        """Draw a successor of each word in `last`; `draw` has uniform numbers in [0, 1).
+        """Return a random successor of each word in `last`.
 
         Args:
             last: The last word of each user.
-            draw: A uniform number in [0, 1) for each user.
+            draw: A uniform random number in [0, 1) for each user.
         """
         return self.successors[np.minimum(np.searchsorted(self.after, last + draw, side="right"), len(self.after) - 1)]
 
     def topic_words_drawn(self, topic: np.ndarray, draw: np.ndarray) -> np.ndarray:
-        """Draw a word of each topic in `topic`.
+        """Return a random word of each topic in `topic`.
 
         Args:
             topic: The topic of each user.
-            draw: A uniform number in [0, 1) for each user.
+            draw: A uniform random number in [0, 1) for each user.
         """
         return self.topic_words[
             np.minimum(np.searchsorted(self.topics, topic + draw, side="right"), len(self.topics) - 1)
@@ -66,25 +77,25 @@ class WordModel:
 
 
 def fit(store: TokenStore, seed: int = 0) -> WordModel:
-    """Fit a model to a store.
+    """Fit a `WordModel` to the training users of a store, without noise. The result is private.
 
-    Counts pairs of neighbouring words over up to 20 million tokens, and clusters up to 2,000 users into 16 topics.
+    Counts pairs of neighbouring words in about 20 million tokens, and clusters up to 2,000 users into 16 topics.
 
     Args:
-        store: The store to follow.
-        seed: Decides which users are clustered, and the first assignment of users to topics.
+        store: The store with the real users.
+        seed: The seed of the choice of users to cluster and of their first assignment to topics.
     """
     size = len(store.vocabulary)
     pairs: list[np.ndarray] = []
     seen = 0
     for block in store.train.blocks():
         block = block.astype(np.int64)
-        inside = block[1:] != BOS  # the id after EOS begins the next post
+        inside = block[1:] != BOS  # A pair whose second id is BOS belongs to two posts.
         pairs.append((block[:-1] * size + block[1:])[inside])
         seen += len(block)
         if seen >= _FIT_TOKENS:
             break
-    # Every word can end its post, so every word has a successor.
+    # Count the pair (word, EOS) once more for every word, so that every word has a successor.
     ends = np.arange(size, dtype=np.int64) * size + EOS
     codes, counts = np.unique(np.concatenate([*pairs, ends]), return_counts=True)
     words, followers = np.divmod(codes, size)
@@ -105,7 +116,13 @@ def fit(store: TokenStore, seed: int = 0) -> WordModel:
 
 
 def _cumulative(row: np.ndarray, column: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Turn counts, sorted by row, into row + cumulative share: one ascending array over all rows."""
+    """Return an ascending array of row + cumulative share of the count within the row, and the columns as int64.
+
+    Args:
+        row: The row of each entry, ascending.
+        column: The column of each entry.
+        count: The count of each entry.
+    """
     total = np.zeros(int(row.max()) + 1)
     np.add.at(total, row, count)
     running = np.cumsum(count)
@@ -114,9 +131,20 @@ def _cumulative(row: np.ndarray, column: np.ndarray, count: np.ndarray) -> tuple
 
 
 def _topics(store: TokenStore, size: int, seed: int, rounds: int = 5) -> tuple[np.ndarray, np.ndarray]:
-    """The word counts and the share of users of each topic, by hard EM for a mixture of unigram models.
+    """Cluster users into topics by hard EM for a mixture of unigram models.
 
-    Each round assigns every user to the topic under which their words are most likely, then counts the words again.
+    Each iteration counts the words of each topic, then assigns every user to the topic under which the user's words are
+    most likely.
+
+    Args:
+        store: The store with the real users.
+        size: The size of the vocabulary.
+        seed: The seed of the choice of users and of their first topics.
+        rounds: The number of iterations.
+
+    Returns:
+        The word counts of each topic, shape [topics, size], and the fraction of users with each topic. Topics without
+        words are left out.
     """
     users = store.train
     generator = reproducible_generator(seed, "topics")
@@ -132,15 +160,15 @@ def _topics(store: TokenStore, size: int, seed: int, rounds: int = 5) -> tuple[n
     sums = np.stack([counts[member == k].sum(0) for k in range(number)])
     weights = np.bincount(member, minlength=number).astype(np.float64)
     alive = sums.sum(1) > 0
-    if not alive.any():  # a store without words: the only topic ends the post
+    if not alive.any():  # The store has no words. Return one topic, whose only word is EOS.
         sums = np.zeros((1, size), dtype=np.float32)
         sums[0, EOS] = 1
         return sums, np.ones(1)
     return sums[alive], weights[alive] / weights[alive].sum()
 
 
-_SHARD_TOKENS = 1 << 26  # 128 MiB at two bytes
-_USERS_AT_ONCE = 8_192
+_SHARD_TOKENS = 1 << 26  # Tokens per shard: 128 MiB at two bytes per id.
+_USERS_AT_ONCE = 8_192  # The largest number of users that are generated together.
 
 
 def generate(
@@ -148,20 +176,20 @@ def generate(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw the streams of many users at once.
 
-    A user writes the words of their topic at their own rate, between 5 and 35 %, and successors of the last word
-    otherwise.
+    Each user has a topic and a rate between 5 and 35 %. With this rate the next word is a word of the topic; otherwise
+    it is a successor of the last word.
 
     Args:
         model: The fitted model.
         users: The number of users.
         tokens_per_user: The number of tokens of each user, without BOS.
-        generator: The source of random numbers.
+        generator: The random generator.
 
     Returns:
         The ids of all users one after the other, and the number of ids of each user.
     """
     topic = generator.choice(len(model.topic_weights), size=users, p=model.topic_weights)
-    rate = generator.uniform(0.05, 0.35, size=users)  # the share of topic words in a user's text
+    rate = generator.uniform(0.05, 0.35, size=users)
     predicted = np.empty((users, tokens_per_user), dtype=np.int64)
     last = np.full(users, BOS)
     for t in range(tokens_per_user):
@@ -175,7 +203,14 @@ def generate(
 
 
 def with_bos(predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Insert BOS in front of every user and after every EOS except the last id of a user."""
+    """Insert BOS at the beginning of every user and after every EOS that is not the last id of a user.
+
+    Args:
+        predicted: The ids of each user without BOS, shape [users, tokens].
+
+    Returns:
+        The ids of all users one after the other, and the number of ids of each user.
+    """
     begins = np.ones(predicted.shape, dtype=bool)
     begins[:, 1:] = predicted[:, :-1] == EOS
     flat_begins = begins.ravel()
@@ -196,17 +231,20 @@ def synthesise(
     workers: int = 0,
     progress: Progress = no_progress,
 ) -> TokenStore:
-    """Write a synthetic store. Shards are written in parallel, each from its own stream of random numbers.
+    """Write a synthetic store and open it.
+
+    Shards are written in parallel. Each shard has its own stream of random numbers, so the result does not depend on
+    the number of processes.
 
     Args:
-        like: The store to fit the model to.
-        out: The folder of the new store.
+        like: The store to which the model is fitted.
+        out: The folder of the new store; it must be missing or empty.
         users: The number of training users.
         tokens_per_user: The number of tokens of each user, without BOS.
-        held_out: The number of held-out users; None means a hundredth of `users`.
-        seed: The same seed gives the same store.
+        held_out: The number of held-out users; None means a hundredth of `users`, at least 1.
+        seed: The seed of all random numbers. The same seed gives the same store.
         workers: The number of processes; 0 means one per core.
-        progress: Called with the finished fraction.
+        progress: A callback that gets the finished fraction.
     """
     require(users >= 1 and tokens_per_user >= 1, "users and tokens_per_user must be 1 or more.")
     held_out = max(1, users // 100) if held_out is None else held_out
@@ -233,7 +271,14 @@ def synthesise(
 
 @dataclass(frozen=True, kw_only=True)
 class WriteSynthetic:
-    """Writes one shard, in this process or another, from the shard's own stream of random numbers."""
+    """A function that writes one shard of synthetic users. It can be sent to another process.
+
+    Args:
+        folder: The folder of the unfinished store.
+        model: The fitted model.
+        tokens_per_user: The number of tokens of each user, without BOS.
+        seed: The seed. The random numbers of a shard depend on the seed, the split and the number of the shard.
+    """
 
     folder: Path
     model: WordModel
@@ -251,13 +296,13 @@ class WriteSynthetic:
 
 
 def _pieces(split: str, users: int, shards: int) -> list[tuple[str, int, int]]:
-    """(split, shard, number of users) for each shard of a split."""
+    """Return (split, shard, number of users) for each shard of a split. Shards have nearly equal numbers of users."""
     cuts = [users * s // shards for s in range(shards + 1)]
     return [(split, s, cuts[s + 1] - cuts[s]) for s in range(shards)]
 
 
 def _run_all(task: WriteSynthetic, pieces: Sequence[tuple[str, int, int]], workers: int) -> Iterator[None]:
-    """Write all pieces, on several processes if that is worth starting them."""
+    """Write all shards, and yield after each. Small stores are written without starting other processes."""
     workers = min(workers or AVAILABLE_CORES, len(pieces))
     if workers <= 1 or sum(n for _, _, n in pieces) < _USERS_AT_ONCE:
         for piece in pieces:

@@ -3,9 +3,9 @@
     >>> WordTokenizer().split("Don't panic!")
     ["don't", 'panic', '!']
 
-Each tokenizer is a frozen dataclass. Its record in corpus.json (`tokenizer_to_table`) restores it anywhere, so that a
-trained model splits text exactly as its training corpus was split. The rules are normalisers and pre-tokenizers of the
-Hugging Face library `tokenizers`. The paper uses words "after normalization".
+Each tokenizer is a frozen dataclass. corpus.json contains its record (`tokenizer_to_table`), from which the same
+tokenizer is restored, so that a trained model splits text exactly as its training corpus was split. The rules are
+normalisers and pre-tokenizers of the Hugging Face library `tokenizers`. The paper uses words "after normalization".
 
 To add a tokenizer, implement `Tokenizer` and list the class in `TOKENIZER_KINDS`.
 """
@@ -36,14 +36,16 @@ class Tokenizer(Protocol):
         ...
 
     def join(self, words: Iterable[str]) -> str:
-        """Return readable text for tokens."""
+        """Return the tokens as readable text. It may differ from the original text, for example in its spaces."""
         ...
 
 
-# A word: letters, marks and digits, joined by apostrophes (don't) or by zero-width (non-)joiners (Persian).
+# A word consists of letters, marks and digits. It may contain single apostrophes (don't) and zero-width joiners or
+# non-joiners (Persian) between them.
 _LETTERS = r"[\p{L}\p{M}\p{N}]+"
 _WORD = rf"{_LETTERS}(?:['\x{{200c}}\x{{200d}}]{_LETTERS})*"
-_INVISIBLE = r"[\x{ad}\x{200b}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2060}-\x{2069}\x{feff}]"  # directions, soft hyphens
+# Soft hyphens, zero-width spaces and marks of the writing direction. They are removed.
+_INVISIBLE = r"[\x{ad}\x{200b}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2060}-\x{2069}\x{feff}]"
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+(?:'[A-Za-z0-9]+)*|.", re.DOTALL)
 _SPACE = re.compile(r"[ \n]")
 _NO_SPACE_BEFORE = frozenset(".,!?;:)]}%…")
@@ -57,13 +59,14 @@ _UNSPACED = re.compile(
 
 
 def unspaced_share(texts: Iterable[str], longest_word: int = 6) -> float:
-    """Return the share of letters that are in runs, longer than a word, of a script without spaces between words.
+    """Return the fraction of letters and digits in long runs of a script that writes no spaces between words.
 
-    Text in which such words are separated by spaces already has short runs.
+    A large fraction means that `WordTokenizer` would take whole sentences for words. Text in which spaces were inserted
+    between the words has short runs, which do not count.
 
     Args:
         texts: The texts.
-        longest_word: Runs of at most this many characters count as words.
+        longest_word: A run with more characters than this is long.
 
     Example:
         >>> unspaced_share(["今日はとても良い天気です"]), unspaced_share(["今日 は 良い 天気", "fine weather"])
@@ -77,13 +80,13 @@ def unspaced_share(texts: Iterable[str], longest_word: int = 6) -> float:
 
 
 def cut_text(text: str, max_chars: int) -> Iterator[str]:
-    """Cut a text after a space or a line end into pieces of about `max_chars` characters.
+    """Yield a text in pieces of about `max_chars` characters, each of which ends after a space or a line end.
 
-    The words of the pieces are the words of the text. A run without spaces stays whole.
+    Words are never cut, so the words of the pieces are the words of the text. A piece is longer if no space follows.
 
     Args:
         text: The text.
-        max_chars: A piece ends at the first space or line end from here on.
+        max_chars: A piece ends after the first space or line end at or after this many characters.
 
     Example:
         >>> list(cut_text("one two three", 6))
@@ -101,7 +104,7 @@ def cut_text(text: str, max_chars: int) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class WordTokenizer:
-    """Words in lower case; each punctuation mark and each emoji is a token of its own (docs/decisions/0021).
+    """Splits text into words. Each punctuation mark and each emoji is a separate token (docs/decisions/0021).
 
     Args:
         lowercase: Whether words are lower-cased.
@@ -124,12 +127,12 @@ class WordTokenizer:
         return [word for chunk in text.split() for word in self.split_chunk(chunk)]
 
     def split_chunk(self, chunk: str) -> list[str]:
-        """Return the words of a text without white space.
+        """Return the words of a chunk, which is a text without white space.
 
-        `split` works chunk by chunk, so encoders can cache the chunks.
+        `split` calls this function for each chunk of a text, so encoders can cache the words of a chunk.
         """
         if chunk.isascii() and chunk.isprintable():
-            # The same result as `split_by_rules` for ASCII, five times as fast; a test compares the two.
+            # For ASCII this gives the same result as `split_by_rules` in a fifth of the time; a test compares the two.
             words = _ASCII_WORD.findall(chunk.lower() if self.lowercase else chunk)
         else:
             words = self.split_by_rules(chunk)
@@ -138,19 +141,22 @@ class WordTokenizer:
         return words
 
     def split_ascii(self, chunks: list[str]) -> list[str]:
-        """Return the words of many printable ASCII chunks at once, with "\\n" after the words of each."""
+        """Return the words of many chunks of printable ASCII as one list, with "\\n" after the words of each chunk."""
         text = "\n".join([*chunks, ""])
         words = _ASCII_WORD.findall(text.lower() if self.lowercase else text)
         return words if self.punctuation == "tokens" else [w for w in words if w == "\n" or w[0].isalnum()]
 
     def split_by_rules(self, chunk: str) -> list[str]:
-        """The definition of a word: normalise, then split."""
+        """Split a chunk into words by the rules of the tokenizer, punctuation included.
+
+        Slow; `split_ascii` is the fast version for many chunks of ASCII text.
+        """
         normalise, cut = self._rules
         words = [word for word, _ in cut.pre_tokenize_str(normalise.normalize_str(chunk))]
         return [w for w in words if not w.isspace()]
 
     def join(self, words: Iterable[str]) -> str:
-        """Join words as people type them: no space before a comma, none after an opening bracket."""
+        """Return words as text with the usual spaces: none before a comma, for example, or after an opening bracket."""
         text, glue = "", ""
         for word in words:
             text += word if word in _NO_SPACE_BEFORE else glue + word
@@ -159,7 +165,7 @@ class WordTokenizer:
 
     @cached_property
     def _rules(self):
-        """Cut text into words, and into visible characters where there is no word."""
+        """The normaliser, and the pre-tokenizer that cuts text into words and, outside words, visible characters."""
         from tokenizers import Regex, normalizers, pre_tokenizers
 
         steps = [
@@ -170,16 +176,17 @@ class WordTokenizer:
             normalizers.Replace(Regex(r"[“”„«»]"), '"'),
         ]
         if self.lowercase:
-            steps += [normalizers.Lowercase(), normalizers.NFC()]  # lower-casing can undo NFC
-        # \X is what a reader sees as one character, so a flag or a family emoji stays whole. White space is matched
-        # before it and alone: otherwise it would be joined with a combining mark that follows.
+            # The result of lower-casing is not always in the form NFC.
+            steps += [normalizers.Lowercase(), normalizers.NFC()]
+        # \X matches one visible character, so an emoji of several code points, such as a flag, is one token. \s comes
+        # first, since \X would join white space with a combining mark that follows it.
         cut = pre_tokenizers.Split(Regex(rf"{_WORD}|\s|\X"), behavior="isolated")
         return normalizers.Sequence(steps), cut
 
 
 @dataclass(frozen=True, kw_only=True)
 class CharacterTokenizer:
-    """Each character that a reader sees is a token; a run of white space is one space.
+    """Splits text into visible characters, each of one or more code points. A run of white space is one space.
 
     Args:
         lowercase: Whether text is lower-cased.
@@ -199,12 +206,12 @@ class CharacterTokenizer:
         return [c for c, _ in cut.pre_tokenize_str(normalise.normalize_str(" ".join(text.split())))]
 
     def join(self, words: Iterable[str]) -> str:
-        """Concatenate characters."""
+        """Return the characters as one text."""
         return "".join(words)
 
     @cached_property
     def _rules(self):
-        """Cut text into visible characters."""
+        """The normaliser, and the pre-tokenizer that cuts text into visible characters."""
         from tokenizers import Regex, normalizers, pre_tokenizers
 
         steps = [
@@ -219,9 +226,10 @@ class CharacterTokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceTokenizer:
-    """The tokenizer of a Hugging Face tokenizer.json.
+    """The tokenizer of a Hugging Face tokenizer.json. `read` makes one from a file.
 
-    The store keeps its whole definition, so no path has to stay valid.
+    Args:
+        definition: The whole content of the tokenizer.json. The store contains it, so the file is not needed later.
     """
 
     definition: str
@@ -254,21 +262,21 @@ class HuggingFaceTokenizer:
             return self.tokenizer.encode(text, add_special_tokens=False).tokens
 
     def join(self, words: Iterable[str]) -> str:
-        """Decode tokens with the tokenizer's decoder."""
+        """Return the tokens as text, by the decoder of the tokenizer; with spaces between them if it has no decoder."""
         words = list(words)
         return self.tokenizer.decoder.decode(words) if self.tokenizer.decoder is not None else " ".join(words)
 
     def words_by_id(self) -> list[str]:
-        """Return the tokenizer's own vocabulary in the order of its ids.
+        """Return the tokens of the tokenizer's vocabulary in the order of its ids, without added (special) tokens.
 
-        For byte-pair encodings this order begins with the most frequent merges.
+        For byte-pair encodings, tokens that were merged earlier, and so were more frequent, have smaller ids.
         """
         vocabulary = self.tokenizer.get_vocab(with_added_tokens=False)
         return sorted(vocabulary, key=lambda word: vocabulary[word])
 
     @cached_property
     def tokenizer(self):
-        """The `tokenizers.Tokenizer`, without truncation and padding."""
+        """The `tokenizers.Tokenizer` of the definition, with truncation and padding turned off."""
         from tokenizers import Tokenizer
 
         with _panic_is_an_error():
@@ -280,7 +288,7 @@ class HuggingFaceTokenizer:
 
 @contextlib.contextmanager
 def _panic_is_an_error() -> Iterator[None]:
-    """Turn a panic of the tokenizers library, which is no `Exception`, into an `InputError`."""
+    """Raise `InputError` instead of a panic of the tokenizers library, which is not a subclass of `Exception`."""
     try:
         yield
     except BaseException as error:
@@ -294,16 +302,17 @@ TOKENIZER_KINDS: dict[str, type] = {
     "characters": CharacterTokenizer,
     "tokenizer": HuggingFaceTokenizer,
 }
+"""The tokenizers by the name of their kind, which is recorded in corpus.json."""
 
 
 def choose_tokenizer(
     given: str | os.PathLike[str] | Tokenizer, punctuation: Literal["tokens", "drop"] = "tokens"
 ) -> Tokenizer:
-    """Return the tokenizer that a user of `prepare` names.
+    """Return the tokenizer for the argument `tokens` of `prepare`.
 
     Args:
-        given: "words", "characters", the path of a tokenizer.json, or a tokenizer, which is returned as it is.
-        punctuation: With "words": whether punctuation marks are tokens or are dropped.
+        given: "words", "characters", the path of a tokenizer.json, or a tokenizer, which is returned unchanged.
+        punctuation: For "words": "tokens" keeps punctuation marks as tokens, "drop" removes them.
 
     Raises:
         InputError: The file cannot be read, or is not a tokenizer.json.
@@ -316,10 +325,10 @@ def choose_tokenizer(
 
 
 def tokenizer_from_table(table: Mapping[str, Any]) -> Tokenizer:
-    """Restore the tokenizer that corpus.json or a run folder records."""
+    """Return the tokenizer of a record: the entry `tokens` of corpus.json, or tokens.json of a run folder."""
     return part_of_kind(TOKENIZER_KINDS, table, "tokens")
 
 
 def tokenizer_to_table(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the record of a tokenizer, with its kind."""
+    """Return the record of a tokenizer: its kind and its fields. The inverse of `tokenizer_from_table`."""
     return table_from_part(tokenizer, TOKENIZER_KINDS)

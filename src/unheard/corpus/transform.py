@@ -1,18 +1,21 @@
-"""Makes a store of another store: a part of it for one machine of several, or a copy with a smaller vocabulary.
+"""Makes a store from another store: a part of it for one machine of several, or a copy with a smaller vocabulary.
 
     split_store(store, out, part=2, of=8)                    some of the training shards, for one machine of several
-    shrink_vocabulary(store, out, vocabulary_size=10_000)    words beyond the first ranks become UNK
+    shrink_vocabulary(store, out, vocabulary_size=10_000)    the first 10,000 words are kept, all others become UNK
 
-Both read token ids only and no text. A part has the same format: offsets, vocabulary and descriptions are whole, so
-every machine knows which users there are, and held-out text is whole, since after a restart any machine may evaluate.
-Parts are used by `unheard corpus part` and `[engine] corpus_part` in the run file
+Neither function needs the original text.
+
+**Parts.** A part has the format of a store but lacks the token ids of some training shards. It has all offsets and the
+whole vocabulary, so every machine knows all users. It also has all held-out text, since after a restart any machine may
+evaluate. `unheard corpus part` writes a part; `[engine] corpus_part` in a run file names it
 (engines/distributed/engine.py).
 
-A store with a smaller vocabulary equals, to the byte, the store that `prepare` makes with the shorter word list (for
-the public list, whose first words do not depend on its length). So one large store serves for several sizes.
+**Smaller vocabularies.** A store with a smaller vocabulary is byte for byte the store that `prepare` makes with the
+shorter word list. (For the public list this holds because its first words do not depend on its length.) So one large
+store is enough for experiments with several sizes.
 
-The users of the new store are the users of the first one, so both are charged in one ledger: a part has no ledger, and
-a smaller copy refers to the ledger of the first store.
+**Ledgers.** The new store has the same users as the first store, so all runs on both must be charged to one ledger. A
+part therefore has no ledger, and a copy with a smaller vocabulary refers to the ledger of the first store.
 """
 
 import itertools
@@ -39,25 +42,29 @@ from unheard.errors import CorpusError, InvalidValue
 from unheard.privacy.population_ledger import FILE, PopulationLedger, open_population_ledger
 
 COPIED_FILES = ("corpus.json", "layout.json", "vocabulary.txt")
-"""Files of a store that every part has.
+"""The files in the folder of a store that are copied into every part.
 
-The ledger, exact counts, canaries and any other file stay with the whole store.
+Other files, such as the ledger, the exact counts and the record of canaries, are only in the whole store.
 """
 
-_TOKENS_AT_ONCE = 1 << 22
+_TOKENS_AT_ONCE = 1 << 22  # `shrink_vocabulary` reads about this many tokens at a time, which bounds the memory.
 
 
 def split_store(
     store: TokenStore, out: str | os.PathLike[str], *, part: int, of: int, progress: Progress = no_progress
 ) -> TokenStore:
-    """Copy one part of a store: neighbouring training shards, so that all parts have about the same number of tokens.
+    """Write one part of a store and open it. All parts have about the same number of training tokens.
 
     Args:
         store: The whole store.
         out: The folder of the part; it must be missing or empty.
         part: The number of the part, from 1.
         of: The number of parts, at most the number of shards.
-        progress: Called with the finished fraction.
+        progress: A callback that gets the finished fraction.
+
+    Raises:
+        CorpusError: The store is itself a part, or `out` is not empty.
+        InvalidValue: There is no part with this number, or there are more parts than shards.
     """
     if store.part is not None:
         raise CorpusError(f"{store.path} is itself a part. Divide the whole store.")
@@ -76,10 +83,10 @@ def split_store(
     for path in files:
         target = writer.partial / path.relative_to(store.path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)  # with its mode: private files stay private
+        shutil.copy2(path, target)  # `copy2` keeps the file mode, so files with mode 0600 stay private.
         copied += path.stat().st_size
         progress("Copying", copied / total)
-    # Of all shards, so that parts of different stores are recognised even if they share no shard.
+    # Record samples of all shards, not only of this part, so that a run can detect parts of different stores.
     samples = store.train.samples()
     write_private_json(writer.partial / "part.json", {"part": part, "of": of, "shards": mine, "samples": samples})
     if store.digests is not None:
@@ -88,7 +95,9 @@ def split_store(
 
 
 def shards_of_part(store: TokenStore, part: int, of: int) -> list[int]:
-    """Return the shards of one part: each part has at least one, and all have about the same number of tokens.
+    """Return the numbers of the training shards of one part, which are consecutive.
+
+    Each part has at least one shard. All parts have about the same number of tokens.
 
     Args:
         store: The whole store.
@@ -97,7 +106,7 @@ def shards_of_part(store: TokenStore, part: int, of: int) -> list[int]:
     """
     ends = np.cumsum(store.train.tokens_of_shards())
     cuts = [int(np.searchsorted(ends, ends[-1] * k / of)) + 1 for k in range(1, of)]
-    # Two cuts may coincide. Then the later one moves to the next shard; each later part keeps at least one shard.
+    # If two cuts are equal, move the later cut to the next shard, but leave at least one shard for each later part.
     for k in range(len(cuts)):
         least = cuts[k - 1] + 1 if k else 1
         cuts[k] = min(max(cuts[k], least), store.shards - (of - 1 - k))
@@ -106,7 +115,7 @@ def shards_of_part(store: TokenStore, part: int, of: int) -> list[int]:
 
 
 def _is_copied(store: TokenStore, path: Path, mine: list[int]) -> bool:
-    """Tell whether a file belongs into a part that has the shards `mine`."""
+    """Whether a file of the store is copied into a part that has the training shards `mine`."""
     if path.parent == store.path:
         return path.name in COPIED_FILES  # DP: one ledger: a copy of it would count without the other's rounds
     if path.parent.parent != store.path or path.parent.name not in SPLITS:
@@ -123,17 +132,20 @@ def shrink_vocabulary(
     vocabulary_size: int,
     progress: Progress = no_progress,
 ) -> TokenStore:
-    """Write a copy of a store in which all words beyond the first `vocabulary_size` are UNK.
+    """Write a copy of a store in which all words after the first `vocabulary_size` are UNK, and open it.
+
+    Runs on the copy are charged to the ledger of the first store.
 
     Args:
-        store: A whole store whose vocabulary is a list by rank.
+        store: A whole store with a vocabulary that is sorted by frequency.
         out: The folder of the new store; it must be missing or empty.
         vocabulary_size: The number of words to keep, including BOS, EOS and UNK.
-        progress: Called with the finished fraction.
+        progress: A callback that gets the finished fraction.
 
     Raises:
-        InvalidValue: The size is not between the special words and the size of the vocabulary.
-        CorpusError: The store is a part, has canaries, or has the tokens of a tokenizer.json, which are not by rank.
+        InvalidValue: The size leaves no ordinary word, or is larger than the vocabulary.
+        CorpusError: The store is a part, has canaries, or has the vocabulary of a tokenizer.json, which is not sorted
+            by frequency.
     """
     _check_can_shrink(store, vocabulary_size)
     population = open_population_ledger(store.path, store.name, store.vocabulary_events)
@@ -156,7 +168,7 @@ def shrink_vocabulary(
             counts["users"] |= {key: count for key, count in new.items() if key in counts["users"]}
         info = {**store.info, "vocabulary": {k: v for k, v in store.info["vocabulary"].items() if k != "sha256"}}
         del info["format"]
-        if info.get("name") == store.path.resolve().name:  # the default name: that of the folder
+        if info.get("name") == store.path.resolve().name:  # By default the name of a store is that of its folder.
             info["name"] = Path(out).name
         described = writer.describe(vocabulary=vocabulary, info=info, counts=counts, shards=store.shards)
         # DP: the same users under two ledgers would be charged in each as if the other's runs had not been. So the
@@ -167,7 +179,7 @@ def shrink_vocabulary(
 
 
 def _check_can_shrink(store: TokenStore, size: int) -> None:
-    """Refuse a size or a store with which the vocabulary cannot be cut."""
+    """Raise `InvalidValue` or `CorpusError` if the vocabulary of the store cannot be reduced to `size` words."""
     if not len(SPECIALS) < size <= len(store.vocabulary):
         raise InvalidValue(
             f"--vocab-size {size}: the store has {len(store.vocabulary)} words, of which {len(SPECIALS)} are BOS, EOS "
@@ -190,7 +202,14 @@ def _check_can_shrink(store: TokenStore, size: int) -> None:
 
 
 def _shrink_shard(shard: Shard, folder: Path, number: int, size: int) -> int:
-    """Write one shard with the smaller vocabulary; return its number of UNK."""
+    """Write a copy of a shard in which ids from `size` on are UNK, and return its number of UNK ids.
+
+    Args:
+        shard: The shard to copy.
+        folder: The folder of the split in the new store.
+        number: The number of the shard.
+        size: The size of the smaller vocabulary.
+    """
     writer, unknown, begin = ShardWriter(folder, number, token_dtype(size)), 0, 0
     while begin < shard.num_users:
         limit = int(shard.offsets[begin]) + _TOKENS_AT_ONCE

@@ -22,14 +22,14 @@ SUFFIXES = (".csv", ".json", ".jsonl", ".parquet")
 
 
 def check_user_map(path: Path, out: Path) -> None:
-    """Check, before hours of work, that the map can be written and is not inside the store.
+    """Check that the map can be written and lies outside the store. `prepare` calls this before it reads text.
 
     Args:
         path: The file of the map.
         out: The folder of the store.
 
     Raises:
-        InputError: The name does not say the format, or the file is not in an existing folder.
+        InputError: The suffix is not in `SUFFIXES`, or the folder does not exist.
         PrivacyError: The file would be in the store.
     """
     if path.suffix.lower() not in SUFFIXES:
@@ -73,7 +73,7 @@ def write_user_map(path: Path, work: Path, shards: int) -> None:
 
 
 def _parquet(entries: list[dict[str, Any]], work: Path) -> bytes:
-    """The entries as a Parquet file with the columns split, number and user."""
+    """Return the entries as the bytes of a Parquet file with the columns split, number and user."""
     lines, table = work / "user_map.jsonl", work / "user_map.parquet"
     lines.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
     database = open_database(1 << 28, 1, str(work / "temp"))

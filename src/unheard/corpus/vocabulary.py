@@ -1,23 +1,23 @@
-"""A vocabulary: a list of words by rank that gives each word its id. A word outside the list has the id UNK.
+"""Vocabularies: lists of words, most frequent first. The position of a word is its id; other words have the id UNK.
 
     >>> vocabulary = Vocabulary.of(["the", "cat"])
     >>> vocabulary.id("cat"), vocabulary.id("dog"), vocabulary.word(3)
     (4, 2, 'the')
 
-Ids 0, 1 and 2 are BOS, EOS and UNK in every store and count in the size: the paper's 10,000 words are the rows of one
-embedding, including these three.
+Ids 0, 1 and 2 are BOS, EOS and UNK in every store. The size of a vocabulary includes them: the paper's 10,000 words are
+the rows of one embedding, of which three belong to BOS, EOS and UNK.
 
-The words come from a `VocabularySource`, which builds the vocabulary and states its origin and its privacy cost:
+A `VocabularySource` builds a vocabulary and states its origin and its privacy cost:
 
     PublicVocabulary       the most frequent words of a language (the default), from the package `wordfreq`; no cost
-    FileVocabulary         a word list; the user is responsible that it was not made from the users' text
+    FileVocabulary         a word list; the caller must make sure that it was not made from the users' text; no cost
     TokenizerVocabulary    the tokens of a tokenizer.json; no cost
-    CorpusVocabulary       the words of another, public corpus (`private_vocabulary`); no cost, or that of its store
+    CorpusVocabulary       the words of a public corpus (`private_vocabulary`); no cost, or the cost in its store
     PrivateVocabulary      the training users' own words with differential privacy (`private_vocabulary`)
 
-A vocabulary is public, or its cost is in the ledger (docs/privacy.md): `ReleaseLog` keeps the cost of every private
-vocabulary from before its draw until the store is finished. To add a source, implement `VocabularySource` and list the
-class in `pipeline.VOCABULARY_KINDS`.
+A vocabulary is public, or its cost is charged to the ledger (docs/privacy.md). Until a store is finished, `ReleaseLog`
+records the cost of every private vocabulary that was drawn for it. To add a source, implement `VocabularySource` and
+list the class in `pipeline.VOCABULARY_KINDS`.
 """
 
 import hashlib
@@ -43,11 +43,13 @@ if TYPE_CHECKING:
     from unheard.corpus.encode import GroupedText
 
 BOS, EOS, UNK = 0, 1, 2
+"""The ids of the special words: beginning of a sequence, end of a sequence, word outside the vocabulary."""
 SPECIALS = ("<BOS>", "<EOS>", "<UNK>")
+"""The names of the special words, in the order of their ids."""
 
 
 class Vocabulary:
-    """Words in the order of their ids, the special words first.
+    """An immutable list of words, in the order of their ids. The special words come first.
 
     Args:
         words: All words, beginning with `SPECIALS`.
@@ -62,11 +64,11 @@ class Vocabulary:
             raise InvalidValue(f"A vocabulary begins with {', '.join(SPECIALS)}, not with {self.words[:3]}.")
         if len(self._ids) != len(self.words):
             repeated = next(w for i, w in enumerate(self.words) if self._ids[w] != i)
-            raise InvalidValue(f"The word {repeated!r} stands twice in the vocabulary: each word has one id.")
+            raise InvalidValue(f"The word {repeated!r} occurs twice in the vocabulary, but each word has one id.")
 
     @classmethod
     def of(cls, words: Iterable[str]) -> "Vocabulary":
-        """Make a vocabulary of words by rank, without the special words."""
+        """Return the vocabulary that consists of the special words and then `words`, most frequent first."""
         return cls((*SPECIALS, *words))
 
     @cached_property
@@ -86,41 +88,57 @@ class Vocabulary:
         return hash(self.words)
 
     def id(self, word: str) -> int:
-        """Return the id of a word, or UNK. The text "<BOS>" is an unknown word, never the special word."""
+        """Return the id of a word, or UNK if it is not in the vocabulary.
+
+        A word of the text that is spelled like a special word, such as "<BOS>", is UNK.
+        """
         i = self._ids.get(word, UNK)
         return i if i > UNK else UNK
 
     def encode_words(self, words: Sequence[str]) -> np.ndarray:
-        """Return the ids of words, int64."""
+        """Return the ids of words as an int64 array, with UNK for words that are not in the vocabulary."""
         return np.fromiter((self.id(w) for w in words), dtype=np.int64, count=len(words))
 
     @property
     def digest(self) -> str:
-        """A hash of the words in their order, by which a store detects that its word list was replaced."""
+        """The SHA-256 of the words in their order. A store uses it to detect that its word list was replaced."""
         return hashlib.sha256("\n".join(_one_line(w) for w in self.words).encode("utf-8", "surrogatepass")).hexdigest()
 
     def word(self, i: int) -> str:
-        """Return the word of an id."""
+        """Return the word that has the id `i`."""
         return self.words[i]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the words to a file, one per line (atomic replace)."""
+        """Write the words to a file, one per line. An existing file is replaced in one atomic step."""
         storage.replace_file(Path(path), "".join(f"{_one_line(w)}\n" for w in self.words).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Vocabulary":
-        """Read a file written by `save`; raises `CorpusCorrupt` for other files."""
+        """Return the vocabulary that `save` wrote to a file.
+
+        Raises:
+            CorpusMissing: There is no such file.
+            CorpusCorrupt: The file does not begin with the special words.
+            InputError: The file is not UTF-8 text.
+            InvalidValue: A word occurs twice.
+        """
         words = read_word_list(path)
         if tuple(words[: len(SPECIALS)]) != SPECIALS:
-            raise CorpusCorrupt(f"{path} does not begin with {', '.join(SPECIALS)}: it is no store's vocabulary.")
+            raise CorpusCorrupt(
+                f"{path} does not begin with {', '.join(SPECIALS)}: it is not the vocabulary of a store."
+            )
         return cls(words)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyResult:
-    """A vocabulary, entries about its origin for corpus.json, and its privacy cost as records of events.
+    """A vocabulary with its origin and its privacy cost.
 
-    The cost of words that were drawn for this very store is not among them: it is in the `ReleaseLog`.
+    Attributes:
+        vocabulary: The vocabulary.
+        provenance: Entries for corpus.json that describe the origin of the words. They may be published.
+        events: The privacy cost that the vocabulary of another store brings along, as records of events. The cost of
+            words that were drawn for this store is not here, but in the `ReleaseLog`.
     """
 
     vocabulary: Vocabulary
@@ -132,7 +150,12 @@ class VocabularySource(Protocol):
     """Builds a vocabulary. A source is a frozen dataclass whose fields are recorded in corpus.json."""
 
     def build(self, text: "GroupedText") -> VocabularyResult:
-        """Build the vocabulary. Only `PrivateVocabulary` reads the users' text."""
+        """Build the vocabulary.
+
+        Args:
+            text: The users' text and the settings of `prepare`. Only `PrivateVocabulary` reads the users' text; the
+                other sources use only the tokenizer and the settings.
+        """
         ...
 
 
@@ -152,7 +175,7 @@ class PublicVocabulary:
         require(self.size > len(SPECIALS), f"size must be above {len(SPECIALS)}, the special words, not {self.size}.")
 
     def build(self, text: "GroupedText") -> VocabularyResult:
-        """Take the most frequent words of the language (see `VocabularySource.build`)."""
+        """Return the most frequent words of the language (see `VocabularySource.build`)."""
         return VocabularyResult(
             vocabulary=public_vocabulary(self.size, self.language, text.tokenizer),
             provenance={"source": f"wordfreq {version('wordfreq')}, {self.language}"},
@@ -172,7 +195,7 @@ class FileVocabulary:
     size: int | None = None
 
     def build(self, text: "GroupedText") -> VocabularyResult:
-        """Take the words of the file (see `VocabularySource.build`)."""
+        """Return the words of the file (see `VocabularySource.build`)."""
         return VocabularyResult(
             vocabulary=vocabulary_from_file(self.path, self.size), provenance={"source": Path(self.path).name}
         )
@@ -180,13 +203,13 @@ class FileVocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerVocabulary:
-    """All tokens of a tokenizer.json, in the order of their ids."""
+    """All tokens of the tokenizer.json with which the corpus is split, in the order of their ids."""
 
     def build(self, text: "GroupedText") -> VocabularyResult:
-        """Take the tokens of the corpus's own tokenizer.json (see `VocabularySource.build`).
+        """Return the tokens of the tokenizer.json of the corpus (see `VocabularySource.build`).
 
         Raises:
-            InputError: The corpus is not split by a tokenizer.json.
+            InputError: The tokenizer of the corpus is not a tokenizer.json.
         """
         if not isinstance(text.tokenizer, HuggingFaceTokenizer):
             raise InputError("--vocab tokenizer needs --tokens FILE, a tokenizer.json whose pieces it can take.")
@@ -195,20 +218,24 @@ class TokenizerVocabulary:
 
 
 def tokenizer_vocabulary(tokenizer: HuggingFaceTokenizer) -> Vocabulary:
-    """Return the vocabulary of a tokenizer. models/hugging_face.py uses the same rule to match a model with a store."""
+    """Return the vocabulary of a tokenizer.json: the special words, then its tokens in the order of their ids.
+
+    models/hugging_face.py calls this function too, to compare the tokenizer of a model with the vocabulary of a store.
+    """
     return Vocabulary.of(w for w in tokenizer.words_by_id() if w not in SPECIALS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseLog:
-    """The private vocabularies that were drawn for one store, and what they cost, whether or not the store was finished.
+    """The record of all private vocabularies that were drawn for an unfinished store, and of their cost.
 
-    The log is in the folder of the unfinished store and outlives its other files. So a call that fails after the draw,
-    or that is repeated with other choices, neither draws again for free nor forgets a charge.
+    The files are in the folder of the unfinished store and are kept when its other files are deleted. So if `prepare`
+    fails after the draw and is called again, the same request gets the same words without a new charge, another request
+    draws and pays again, and no earlier charge is lost.
 
     Args:
         folder: The folder of the unfinished store.
-        request: A hash of everything that decides which votes are counted, and of the mechanism.
+        request: A hash of everything that decides which votes are counted, and of the parameters of the mechanism.
     """
 
     folder: Path
@@ -216,18 +243,22 @@ class ReleaseLog:
 
     @property
     def file(self) -> Path:
-        """The log of charges: one line of events per draw."""
+        """The file of charges, with one line of JSON per draw."""
         return self.folder / "releases.jsonl"
 
     def charge(self, events: list[dict[str, Any]]) -> None:
-        """Record the cost of a draw. To be called before the draw."""
+        """Write the cost of a draw to disk. Call it before the draw.
+
+        Args:
+            events: The cost, as records of events.
+        """
         storage.append_line(self.file, json.dumps({"request": self.request, "events": events}).encode())
 
     def events(self) -> list[dict[str, Any]]:
-        """The events of every draw so far.
+        """Return the events of all draws so far, for this and other requests.
 
         Raises:
-            CorpusCorrupt: The log does not read back as written.
+            CorpusCorrupt: The file of charges is damaged.
         """
         if not self.file.is_file():
             return []
@@ -241,26 +272,31 @@ class ReleaseLog:
             ) from None
 
     def saved(self) -> Vocabulary | None:
-        """The vocabulary that the same request has drawn before; None if there is none."""
+        """Return the vocabulary that was already drawn for the same request, or None."""
         return Vocabulary.load(self._words) if self._words.is_file() else None
 
     def save(self, vocabulary: Vocabulary) -> None:
-        """Keep the vocabulary that was drawn."""
+        """Save the vocabulary that was drawn, so that `saved` returns it if `prepare` is repeated."""
         vocabulary.save(self._words)
 
     def clear(self, folder: Path) -> None:
-        """Delete the log from a finished store, whose corpus.json has the events."""
+        """Delete the files of the log from a store whose corpus.json already contains the events.
+
+        Args:
+            folder: The folder of the store.
+        """
         for path in folder.glob("released-*.txt"):
             path.unlink()
         (folder / self.file.name).unlink(missing_ok=True)
 
     @property
     def _words(self) -> Path:
+        """The file of the vocabulary that was drawn for this request."""
         return self.folder / f"released-{self.request[:16]}.txt"
 
 
 def read_word_list(path: str | os.PathLike[str]) -> list[str]:
-    """Read a file with one word per line.
+    """Return the words of a file with one word per line.
 
     Raises:
         CorpusMissing: There is no such file.
@@ -277,14 +313,14 @@ def read_word_list(path: str | os.PathLike[str]) -> list[str]:
 
 
 def vocabulary_from_file(path: str | os.PathLike[str], size: int | None = None) -> Vocabulary:
-    """Make a vocabulary from a word list.
+    """Return the vocabulary of a word list. Empty lines and repeated words are skipped.
 
     Args:
         path: A file with one word per line, most frequent first, with or without the special words.
         size: The largest number of words, including BOS, EOS and UNK; None takes all.
 
     Raises:
-        InputError: The file is empty or not UTF-8.
+        InputError: The file has no words or is not UTF-8 text.
         CorpusMissing: There is no such file.
     """
     words = [w for w in read_word_list(path) if w and w not in SPECIALS]
@@ -295,14 +331,15 @@ def vocabulary_from_file(path: str | os.PathLike[str], size: int | None = None) 
 
 
 # Punctuation marks per 1,000 English words in print (V. Cook, "Frequencies for English punctuation marks", 2013); the
-# values from the brackets on are estimates. `wordfreq` counts words only: without this table a public vocabulary would
-# have no full stop.
+# values from "(" on are estimates. The table is needed because `wordfreq` counts words only: without it a public
+# vocabulary would have no full stop.
 _MARKS_PER_1000_WORDS = {
     ".": 65.3, ",": 61.6, '"': 26.7, "'": 24.3, "-": 15.3, "?": 5.6, ":": 3.4, "!": 3.3, ";": 3.2,
     "(": 2.0, ")": 2.0, "/": 1.0, "&": 0.5, "$": 0.5, "%": 0.5, "*": 0.3, "#": 0.3, "@": 0.3, "+": 0.2, "=": 0.2,
     "[": 0.2, "]": 0.2, "<": 0.1, ">": 0.1, "~": 0.1, "^": 0.1, "_": 0.1, "|": 0.05, "\\": 0.05, "{": 0.02, "}": 0.02,
 }  # fmt: skip
-# Marks of other scripts, with the frequency of the English mark that each stands for. English keeps its list as it is.
+# Punctuation marks of other scripts. Each is given the frequency of the English mark to which it is mapped here. The
+# English vocabulary contains none of these.
 _EAST_ASIAN = {
     "。": ".", "、": ",", "，": ",", "？": "?", "！": "!", "「": "(", "」": ")", "『": "[", "』": "]", "（": "(", "）": ")",
     "：": ":", "；": ";", "・": "/", "～": "~", "《": "[", "》": "]", "【": "[", "】": "]", "〜": "~",
@@ -317,13 +354,13 @@ _QUOTES = {"«": "[", "»": "[", "„": "[", "“": "[", "”": "[", "‘": "[",
 
 
 def public_vocabulary(size: int = 10_000, language: str = "en", tokenizer: Tokenizer | None = None) -> Vocabulary:
-    """Make a vocabulary of the most frequent words of a language. It is built from public text and has no privacy cost.
+    """Return a vocabulary of the most frequent words of a language. They are public and have no privacy cost.
 
     Args:
-        size: The number of words, including BOS, EOS and UNK.
+        size: The largest number of words, including BOS, EOS and UNK.
         language: A language code of `wordfreq`, such as "en".
-        tokenizer: Only words that this tokenizer produces are taken; words are counted in pieces for a subword
-            tokenizer.
+        tokenizer: The tokenizer of the corpus; None is a `WordTokenizer`. The vocabulary has only words that this
+            tokenizer can produce. For a subword tokenizer it has the most frequent subword tokens of the language.
 
     Raises:
         InvalidValue: The language is unknown or the size too small.
@@ -348,16 +385,17 @@ def public_vocabulary(size: int = 10_000, language: str = "en", tokenizer: Token
     for word in ranked:
         if len(kept) == size - len(SPECIALS):
             break
-        # A word that the tokenizer never produces would be useless. (It produces a space only between other tokens.)
+        # Skip words that the tokenizer never produces. (A space alone gives no token, but between words it does.)
         if _is_a_word(word) and (tokenizer.split(word) == [word] or word == " "):
             kept.append(word)
     return Vocabulary.of(kept)
 
 
 def likely_language(texts: Iterable[str]) -> str | None:
-    """Return the language whose most frequent words cover most of a text, as a code of `wordfreq`.
+    """Return the language whose 200 most frequent words cover the largest part of the texts, as a code of `wordfreq`.
 
-    Returns None if no language covers a tenth of the words. Japanese and Chinese are told apart by their characters.
+    Returns None if every language covers at most a tenth of the words. Japanese and Chinese are recognised by their
+    characters.
 
     Example:
         >>> likely_language(["Das ist nicht das, was ich mit dem Wort meinte."]), likely_language(["xyzzy plugh"])
@@ -381,16 +419,20 @@ def likely_language(texts: Iterable[str]) -> str | None:
 
 
 def vocabulary_unit(info: Mapping[str, Any]) -> str:
-    """What the vocabulary of a store lists, by its record (corpus.json): "words" or "characters"."""
+    """Return the unit of a store's vocabulary for messages: "characters" or "words".
+
+    Args:
+        info: The content of corpus.json.
+    """
     return "characters" if info.get("tokens", {}).get("kind") == "characters" else "words"
 
 
 def advice_on_unknown_words(info: Mapping[str, Any], language: str | None) -> str:
-    """Say what helps if many words are not in the vocabulary, and was not done already.
+    """Return a sentence that suggests other options of `prepare`, for a store in which many words are UNK.
 
     Args:
-        info: The record of the store.
-        language: The language that the text seems to be in; None if that is not known.
+        info: The content of corpus.json.
+        language: The likely language of the text (`likely_language`); None if it is not known.
     """
     vocabulary, unit = info["vocabulary"], vocabulary_unit(info)
     tokens = "the tokenizer.json of a model (--tokens FILE)"
@@ -402,11 +444,11 @@ def advice_on_unknown_words(info: Mapping[str, Any], language: str | None) -> st
         )
     if vocabulary["kind"] != "public":
         return f"Use a list of such text, the users' own {unit} (--vocab private), or {tokens}."
-    listed = f"The list is that of the language '{vocabulary['language']}'"
+    listed = f"The word list is for the language '{vocabulary['language']}'"
     if language is None:
         listed += ". If the text is in another language, name it (--vocab-language CODE); otherwise"
     elif language == vocabulary["language"]:
-        listed += ", in which the text seems to be:"
+        listed += ", and the text seems to be in this language. So"
     else:
         listed += f", but the text seems to be in '{language}': use --vocab-language {language}; otherwise"
     if unit == "characters":
@@ -418,16 +460,17 @@ def advice_on_unknown_words(info: Mapping[str, Any], language: str | None) -> st
 
 
 def _frequencies(language: str) -> dict[str, float]:
-    """The frequency of each word and punctuation mark of a language."""
+    """Return the frequency of each word and punctuation mark of a language."""
     import wordfreq
 
     marks = _marks(language)
-    # Of English marks, those that `wordfreq` counts have its frequency. Elsewhere it counts "_" in words alone.
+    # If both tables have a mark, the frequency of `wordfreq` is used for English and that of `_marks` for all other
+    # languages, in which `wordfreq` counts "_" only inside words.
     return marks | wordfreq.get_frequency_dict(language) | ({} if language == "en" else marks)
 
 
 def _marks(language: str) -> dict[str, float]:
-    """The frequency of each punctuation mark of a language."""
+    """Return the frequency of each punctuation mark of a language, per word."""
     marks = {mark: count / 1000.0 for mark, count in _MARKS_PER_1000_WORDS.items()}
     if language != "en":
         others = _QUOTES | _MARKS_OF_LANGUAGE.get(language, {})
@@ -436,18 +479,22 @@ def _marks(language: str) -> dict[str, float]:
 
 
 def _by_weight(weights: dict[str, float]) -> tuple[str, ...]:
-    """All words, those with the largest weight first; words of one weight in the order of the alphabet."""
-    return tuple(sorted(sorted(weights), key=weights.__getitem__, reverse=True))  # sorting is stable, also in reverse
+    """Return all words by falling weight; words with equal weights are in alphabetical order."""
+    return tuple(sorted(sorted(weights), key=weights.__getitem__, reverse=True))  # `sorted` is stable, also in reverse
 
 
-_FREQUENT = 20_000
+_FREQUENT = 20_000  # The number of words that `_frequent_words` caches for a language.
 
 
 def _words_by_frequency(language: str) -> Iterator[str]:
-    """Yield what `_by_weight(_frequencies(language))` returns, without sorting 300,000 words of which few are needed."""
+    """Yield the words of a language by falling frequency, in the order of `_by_weight(_frequencies(language))`.
+
+    It merges the sorted list of `wordfreq` with the punctuation marks. To sort all 300,000 words would be slower, and
+    callers need only the first ones.
+    """
     import wordfreq
 
-    buckets = wordfreq.get_frequency_list(language)  # words of one frequency each, in falling order
+    buckets = wordfreq.get_frequency_list(language)  # Each bucket has the words of one frequency; the largest is first.
     marks = _marks(language)
     if language == "en":
         counted = set(itertools.chain.from_iterable(buckets))
@@ -465,14 +512,21 @@ def _words_by_frequency(language: str) -> Iterator[str]:
 
 @lru_cache(maxsize=2)
 def _frequent_words(language: str) -> tuple[str, ...]:
-    """The first `_FREQUENT` of `_words_by_frequency`, which most vocabularies are made of; cached."""
+    """Return the first `_FREQUENT` words of `_words_by_frequency`, from a cache. Most vocabularies need no others."""
     return tuple(itertools.islice(_words_by_frequency(language), _FREQUENT))
 
 
 def _piece_weights(words: dict[str, float], tokenizer: Tokenizer) -> dict[str, float]:
-    """The frequency of each subword token in these words, if one word in twenty begins with a capital."""
+    """Return the frequency of each subword token in the words of a language.
+
+    It is assumed that 5 % of the words begin with a capital letter.
+
+    Args:
+        words: The frequency of each word. Only the first 20,000 words are split.
+        tokenizer: The subword tokenizer.
+    """
     weights: dict[str, float] = {" ": sum(words.values())}
-    for word, weight in itertools.islice(words.items(), 20_000):  # the others are one word in a hundred
+    for word, weight in itertools.islice(words.items(), 20_000):  # The other words are about 1 % of the text.
         for form, share in ((word, 0.95), (word.capitalize(), 0.05)):
             for piece in tokenizer.split(form):
                 weights[piece] = weights.get(piece, 0.0) + weight * share
@@ -480,15 +534,17 @@ def _piece_weights(words: dict[str, float], tokenizer: Tokenizer) -> dict[str, f
 
 
 def _is_a_word(word: str) -> bool:
-    """False for the patterns under which `wordfreq` counts numbers ("a00")."""
+    """Whether an entry of `wordfreq` is a word, and neither a special word nor a pattern for numbers such as "a00"."""
     return "00" not in word and word not in SPECIALS
 
 
 def _one_line(word: str) -> str:
+    """Return a word with line ends and backslashes escaped, so that it takes one line of a file."""
     return word.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _from_one_line(line: str) -> str:
+    """Return the word that `_one_line` has written as this line."""
     if "\\" not in line:
         return line
     parts = line.split("\\\\")

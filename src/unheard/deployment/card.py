@@ -1,10 +1,10 @@
-"""The model card: README.md beside a model, with its claim, its use, its accuracy and its privacy report.
+"""Write the model card of a run: a README.md with the claim, the use, the accuracy and the privacy report of its model.
 
-    card = model_card("runs/private")                # Markdown with YAML front matter, as the Hugging Face hub shows it
+    card = model_card("runs/private")                # Markdown with YAML front matter, as the Hugging Face hub expects
     write_card("runs/private", Path("README.md"))
 
-Hub folders (`hub.py`) and exported language models (`language_model.py`) hold the same card. All its figures are
-released with the run: the privacy statement, the evaluations on held-out users and the run file.
+Hub folders (`hub.py`) and exported language models (`language_model.py`) contain this card. Its figures come from the
+privacy statement, the evaluations on held-out users and the run file, which are released with the model.
 """
 
 import json
@@ -20,8 +20,9 @@ from unheard.errors import InvalidValue, LedgerError, UnprovenCombination
 from unheard.formatting import number, percent, text_templates
 from unheard.models.base import facts_about_base
 from unheard.models.hugging_face import HuggingFaceModel
-from unheard.privacy.population_statement import all_runs
-from unheard.privacy.run_ledger import population_of
+from unheard.privacy.ledger import run_id
+from unheard.privacy.population_statement import all_runs, other_runs
+from unheard.privacy.run_ledger import population_of, read_run_ledger
 from unheard.privacy.statement_formats import markdown_line, read_audit
 from unheard.privacy.statement_formats import render as render_statement
 from unheard.run_folder import RunFolder
@@ -32,38 +33,41 @@ SHOWN = {
     "accuracy_top3": ("accuracy", "AccuracyTop3"),
     "perplexity": ("perplexity", "perplexity"),
 }
-"""Figures of an evaluation, with the type and the name that the hub shows."""
+"""The figures of an evaluation that the card shows, each with its metric type and name on the hub."""
 USE_AS_RUN = """```bash
 unheard predict {name} "how are"
 ```"""
+"""The section "Use" of the card of a run folder."""
 
 
 def model_card(run: str | Path, *, license: str | None = None) -> str:
-    """The model card of a run's newest model: Markdown with YAML front matter.
+    """Return the model card of a run's newest model, as Markdown with YAML front matter.
 
     Args:
         run: The run folder.
-        license: The licence of the model, as the hub names it (`apache-2.0`); by default the card names none.
+        license: The licence of the model, as the hub names it (`apache-2.0`). By default the card names none.
 
     Raises:
-        RunFolderError: It is not a run folder, or has released no model yet.
-        LedgerError: The ledger does not contain what the model cost.
+        RunFolderError: `run` is not a run folder, is damaged, or has released no model yet.
+        LedgerError: The ledger does not contain all charges of the model, or the ledger of all runs on the same users
+            is damaged.
     """
     folder = RunFolder.open(run)
     return render_card(folder, Released.open(run), run_statement(folder), license=license)
 
 
 def write_card(run: str | Path, out: str | Path, *, license: str | None = None, force: bool = False) -> Path:
-    """Write the model card of a run to a file.
+    """Write the model card of a run to a file, and return the path of the file.
 
     Args:
         run: The run folder.
         out: The file to write.
-        license: The licence for the front matter, as the Hugging Face hub names it; None to leave it out.
+        license: The licence of the model, as the hub names it. By default the card names none.
         force: Whether to overwrite a file that exists.
 
     Raises:
-        InvalidValue: The file exists and `force` is not set, or cannot be written.
+        InvalidValue: The file exists and `force` is not set, or the file cannot be written.
+        RunFolderError, LedgerError: As for `model_card`.
     """
     path = Path(out)
     if path.exists() and not force:
@@ -90,13 +94,13 @@ def render_card(
 
     Args:
         folder: The run folder.
-        released: Its model.
-        statement: Its privacy statement.
-        license: As for `model_card`.
-        usage: The text of the section on how to use the model; `{name}` is replaced.
-        difference: The relative difference of scores between the exported files and the model of the run; None if the
-            files are those of the run.
-        has_accuracy: Whether the card has the figures of the last evaluation.
+        released: The model of the run.
+        statement: The privacy statement of the run.
+        license: The licence of the model, as the hub names it. By default the card names none.
+        usage: The text of the section "Use"; `{name}` is replaced by the name of the run folder.
+        difference: The relative difference between the scores of the exported files and those of the run's own model.
+            None if the files were not compared, or need no comparison.
+        has_accuracy: Whether the card shows the accuracy at the last evaluation.
     """
     name = markdown_line(folder.path.resolve().name)
     rows = folder.read_metrics() if has_accuracy else []
@@ -110,7 +114,7 @@ def render_card(
     model = released.run.model
     vocabulary = statement["vocabulary"] if isinstance(statement["vocabulary"], Mapping) else {}
     templates = text_templates("unheard.deployment")
-    templates.filters["quoted"] = json.dumps  # a JSON string is a YAML string
+    templates.filters["quoted"] = json.dumps  # YAML accepts every JSON string
     return templates.get_template("card.md").render(
         name=name,
         license=None if license is None else markdown_line(license),
@@ -121,6 +125,7 @@ def render_card(
         words=f"{len(released.vocabulary):,}",
         version=version("unheard"),
         claim=markdown_line(statement["claim"]),
+        is_private=math.isfinite(float(statement["claimed"]["epsilon"])),
         all_runs=_over_all_runs(folder, statement),
         usage=usage.format(name=name),
         difference=None if difference is None else f"{difference:.1g}",
@@ -134,10 +139,23 @@ def render_card(
 
 
 def _over_all_runs(folder: RunFolder, statement: Mapping[str, Any]) -> str | None:
-    """The claim over all runs on the same users, if the store's ledger is here and holds more than this run."""
+    """Return what the card says about all runs on the same users together.
+
+    Returns:
+        The claim, or the reason why nothing can be claimed. None if the store's ledger is not on this machine, or has
+        no charges other than those of this run.
+
+    Raises:
+        LedgerError: The store's ledger is damaged.
+    """
+    charges = sum(row["times"] for row in statement["composed"])
     try:
-        population = population_of(folder)
-        if population is None or len(population.events) <= sum(row["times"] for row in statement["composed"]):
+        population, ledger = population_of(folder), read_run_ledger(folder)
+        if population is None:
+            return None
+        # The number of charges does not tell: a run that began from another run has the charges of both.
+        others = other_runs(population, run_id(ledger), str(ledger.facts.get("corpus", "")))
+        if not others and len(population.events) <= charges:
             return None
         return markdown_line(all_runs(population)["claim"])
     except UnprovenCombination as error:
@@ -147,7 +165,7 @@ def _over_all_runs(folder: RunFolder, statement: Mapping[str, Any]) -> str | Non
 
 
 def _baselines(folder: RunFolder) -> str:
-    """List the AccuracyTop1 of the baselines; empty if they were not measured."""
+    """Return the AccuracyTop1 of the simple baselines as text; empty if the run has no full measures."""
     measures = folder.read_measures()
     if measures is None:
         return ""
@@ -158,4 +176,5 @@ def _baselines(folder: RunFolder) -> str:
 
 
 def _shown(key: str, value: float) -> str:
+    """Format a figure: an accuracy in percent, any other figure as a number."""
     return percent(value) if key.startswith("accuracy") else number(value)

@@ -1,17 +1,16 @@
-"""Export the model of a run for devices: one step as ONNX, in float32 and int8, with its words and statement.
+"""Export the model of a run for devices: as an ONNX graph, in float32 and int8, with vocabulary and privacy statement.
 
     result = export("runs/private", "export")
     result.sizes                            # {'model.onnx': 5438123, 'model.int8.onnx': 1412345}
     result.agreement["model.onnx"].is_equal
 
-Before the export is written, `ParityCheck` compares its graphs with PyTorch: both read the same 10,240 contexts, which
-are drawn from the model itself, so no user's text is read. The export appears as a whole folder or not at all
-(`model.py` lists its files). It contains no data of users: no ledger, metrics or checkpoint, and no path of this
-machine.
+Before the export is written, `ParityCheck` compares its graphs with PyTorch on 10,240 contexts. The contexts are
+sampled from the model itself, so no user's text is read. The folder appears complete or not at all; `model.py` lists
+its files. It contains no data of users (no ledger, no metrics, no checkpoint) and no path of this machine.
 
-The graph is one step of the model: a word and a state in, scores and the next state out. In the int8 graph every matrix
-is stored as int8 with one scale per column; the computation is in float32. Tied word vectors are stored once and serve
-as input and as output.
+A graph computes one step of the model: its inputs are a word and a state, its outputs are scores and the next state. In
+the int8 graph every matrix is stored as int8 with one scale per column, and computed in float32. A tied model stores
+its word vectors once, for input and output.
 """
 
 import json
@@ -49,31 +48,32 @@ from unheard.training.released import Released
 logger = logging.getLogger("unheard.deployment")
 
 OPSET, IR_VERSION = 17, 8
-"""Versions of 2022, which every onnxruntime since 1.12 reads, also on phones."""
+"""The versions of the ONNX operators and file format. They are from 2022, so onnxruntime 1.12 and later reads them."""
 
 TEXTS, LENGTH, AT_ONCE = 256, 40, 16
+"""The comparison with PyTorch uses 256 texts of 40 words each, 16 texts at a time."""
 CONTEXTS = TEXTS * LENGTH
-"""10,240: every prefix of 256 texts of 40 words."""
+"""The number of contexts that are compared: every prefix of every text."""
 ROUNDING = 1e-4
-"""The allowed difference of two scores, relative to the largest score: what float32 rounding may cause.
+"""The difference between two scores that counts as rounding in float32, relative to the largest score.
 
-A noisy recurrent model amplifies rounding from word to word. The allowance therefore also includes eight times the
-difference between the model's own scores in float32 and in float64.
+A recurrent model amplifies rounding errors from word to word. Therefore `ParityCheck` adds eight times the difference
+between the model's own scores in float32 and in float64.
 """
 
 
 def step_graph(arrays: StepArrays, *, int8: bool) -> bytes:
-    """Build the ONNX graph of one step.
+    """Build the ONNX graph of one step for N texts.
 
-    Inputs: `token` [N], `state` [N, H]; `cell` [N, H] for an LSTM; `features` [N, F] for a model with user features.
-    Outputs: `logits` [N, V], `next_state`; `next_cell` for an LSTM.
+    The inputs are `token` [N], `state` [N, H], `cell` [N, H] for an LSTM, and `features` [N, F] for a model with user
+    features. The outputs are `logits` [N, V], `next_state` [N, H], and `next_cell` [N, H] for an LSTM.
 
     Args:
         arrays: The parameters.
         int8: Whether to store the matrices as int8.
 
     Returns:
-        A serialised ModelProto, the same bytes for the same parameters.
+        The content of a `.onnx` file. The same parameters give the same bytes.
     """
     from onnx import TensorProto, checker, helper
 
@@ -107,11 +107,11 @@ def step_graph(arrays: StepArrays, *, int8: bool) -> bytes:
 
 
 def in_int8(matrix_RC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quantise a matrix to int8.
+    """Quantise a matrix to int8, with one scale per column.
 
     Returns:
-        Integers from -127 to 127, and the scale of each column. The error of an entry is at most half its column's
-        scale.
+        Integers from -127 to 127, and the scale of each column. Their product differs from the matrix by at most half
+        the scale of the column.
     """
     scale_C = np.maximum(np.abs(matrix_RC).max(axis=0) / 127, np.float32(1e-12)).astype(np.float32)
     return np.rint(matrix_RC / scale_C).clip(-127, 127).astype(np.int8), scale_C
@@ -119,14 +119,24 @@ def in_int8(matrix_RC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class _GraphBuilder:
-    """An ONNX graph under construction: its nodes in order and its stored tensors."""
+    """An ONNX graph under construction: its nodes in order, and the tensors that are stored in the file.
+
+    The methods take and return names of nodes and tensors, since an ONNX graph refers to values by name.
+    """
 
     int8: bool
     nodes: list[Any] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
 
     def add(self, op: str, *inputs: str, out: str | tuple[str, ...] = "", **attributes: Any) -> str:
-        """Add a node and return the name of its first output, which is generated unless given."""
+        """Add a node and return the name of its first output.
+
+        Args:
+            op: The ONNX operator.
+            inputs: The names of the inputs.
+            out: The names of the outputs. By default a new name for one output.
+            attributes: The attributes of the operator.
+        """
         from onnx import helper
 
         outs = [out] if isinstance(out, str) else list(out)
@@ -135,14 +145,14 @@ class _GraphBuilder:
         return outs[0]
 
     def constant(self, name: str, array: np.ndarray) -> str:
-        """Store a tensor and return its name."""
+        """Store a tensor in the file and return its name."""
         from onnx import numpy_helper
 
         self.tensors.append(numpy_helper.from_array(array, name))
         return name
 
     def matrix(self, name: str, matrix_RC: np.ndarray) -> str:
-        """Store a matrix in the precision of the graph; `columns` and `product` read it."""
+        """Store a matrix in float32 or int8 and return its name, which `columns` and `product` accept."""
         if not self.int8:
             return self.constant(name, matrix_RC)
         whole_RC, scale_C = in_int8(matrix_RC)
@@ -150,7 +160,12 @@ class _GraphBuilder:
         return self.constant(name, whole_RC)
 
     def columns(self, matrix: str, numbers_N: str) -> str:
-        """Gather columns of a stored matrix as rows [N, R]."""
+        """Add nodes that select columns of a stored matrix, and return the name of the result, of shape [N, R].
+
+        Args:
+            matrix: The name of a stored matrix, of shape [R, C].
+            numbers_N: The name of the tensor with the numbers of the columns.
+        """
         columns_RN = self.add("Gather", matrix, numbers_N, axis=1)
         if self.int8:
             scale_N = self.add("Gather", f"{matrix}_scale", numbers_N, axis=0)
@@ -158,7 +173,15 @@ class _GraphBuilder:
         return self.add("Transpose", columns_RN, perm=[1, 0])
 
     def product(self, rows_NR: str, matrix: str, out: str = "") -> str:
-        """rows @ matrix. The scale of a column is a factor of the whole sum, so it is applied to the sums."""
+        """Add nodes that multiply rows by a stored matrix, and return the name of the product, of shape [N, C].
+
+        The scale of a column is a common factor of all terms of a sum, so it is multiplied with the sums.
+
+        Args:
+            rows_NR: The name of the left factor.
+            matrix: The name of a stored matrix, of shape [R, C].
+            out: The name of the product. By default a new name.
+        """
         if not self.int8:
             return self.add("MatMul", rows_NR, matrix, out=out)
         sums_NC = self.add("MatMul", rows_NR, self.add("Cast", matrix, to=1))
@@ -166,7 +189,7 @@ class _GraphBuilder:
 
 
 def _lstm(builder: _GraphBuilder, from_input_NG: str, from_state_NG: str) -> None:
-    """Add one step of an LSTM to the graph."""
+    """Add the nodes of one LSTM step: from the gates' inputs and `cell` to `next_state` and `next_cell`."""
     gates = builder.add("Add", from_input_NG, from_state_NG)
     builder.add("Split", gates, out=("i", "f", "g", "o"), axis=1)
     remembered = builder.add("Mul", builder.add("Sigmoid", "f"), "cell")
@@ -176,38 +199,39 @@ def _lstm(builder: _GraphBuilder, from_input_NG: str, from_state_NG: str) -> Non
 
 
 def _gru(builder: _GraphBuilder, from_input_NG: str, from_state_NG: str) -> None:
-    """Add one step of a GRU to the graph."""
+    """Add the nodes of one GRU step: from the gates' inputs and `state` to `next_state`."""
     builder.add("Split", from_input_NG, out=("input_r", "input_z", "input_n"), axis=1)
     builder.add("Split", from_state_NG, out=("state_r", "state_z", "state_n"), axis=1)
     reset = builder.add("Sigmoid", builder.add("Add", "input_r", "state_r"))
     keep = builder.add("Sigmoid", builder.add("Add", "input_z", "state_z"))
     new = builder.add("Tanh", builder.add("Add", "input_n", builder.add("Mul", reset, "state_n")))
-    # (1 - keep) * new + keep * state, in one product less
+    # new + keep * (state - new) equals (1 - keep) * new + keep * state, with one multiplication less.
     moved = builder.add("Mul", keep, builder.add("Sub", "state", new))
     builder.add("Add", new, moved, out="next_state")
 
 
 @dataclass
 class Agreement:
-    """How well one graph agrees with the trained model."""
+    """Counts how often one exported graph agrees with the trained model."""
 
     contexts: int = 0
+    """The number of contexts compared."""
     top1: int = 0
-    """Contexts with the same first choice, or with first choices whose scores are equal up to rounding."""
+    """The number of contexts with the same best word, or with two best words whose scores are equal up to rounding."""
     top3: int = 0
-    """Suggestions in common, of three per context."""
+    """The number of words that are among the three best of both models, summed over all contexts."""
     furthest: float = 0.0
-    """The largest difference between two scores of a word."""
+    """The largest difference between the two scores of a word, over all words and contexts."""
     too_far: int = 0
-    """Contexts with a difference that rounding does not explain."""
+    """The number of contexts in which a difference is larger than rounding can explain."""
 
     def add(self, torch_NV: np.ndarray, graph_NV: np.ndarray, allowed: float = ROUNDING) -> None:
-        """Add the scores of N contexts.
+        """Compare the scores of N contexts and add the result to the counts.
 
         Args:
-            torch_NV: Scores of the trained model.
-            graph_NV: Scores of the graph.
-            allowed: The difference up to which two scores count as equal.
+            torch_NV: The scores of the trained model.
+            graph_NV: The scores of the graph.
+            allowed: The largest difference at which two scores count as equal.
         """
         rows_N = np.arange(len(torch_NV))
         torch_N3, graph_N3 = _best(torch_NV), _best(graph_NV)
@@ -221,11 +245,11 @@ class Agreement:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all first choices agree and no score differs by more than rounding."""
+        """Whether the best word agrees in all contexts, and no score differs by more than rounding."""
         return self.top1 == self.contexts and not self.too_far
 
     def numbers(self) -> dict[str, Any]:
-        """The figures for `export.json`."""
+        """Return the figures for `export.json`: the number of contexts, two shares, and the largest difference."""
         return {
             "contexts": self.contexts,
             "same_first_choice": self.top1 / self.contexts,
@@ -236,21 +260,24 @@ class Agreement:
 
 @dataclass
 class ParityCheck:
-    """Compares exported graphs with one trained model."""
+    """Compares exported graphs with the trained model."""
 
     model: LanguageModel
     params_P: Tensor
+    """The parameters of the trained model."""
     graphs: dict[str, OnnxStepper]
+    """The exported graphs by file name."""
     agreement: dict[str, Agreement] = field(default_factory=dict)
+    """The result so far, by file name."""
 
     def run(self, progress: Callable[[int, int], None] = lambda done, of: None) -> dict[str, Agreement]:
-        """Draw texts from the first graph and compare all graphs with torch on them.
+        """Sample texts from the first graph, and compare the scores of all graphs with those of torch on these texts.
 
         Args:
-            progress: Called with the number of texts compared and their total.
+            progress: Called with the number of texts compared so far and the total number of texts.
 
         Returns:
-            The agreement of each graph, by its name.
+            The agreement of each graph, by file name.
         """
         self.agreement = {name: Agreement() for name in self.graphs}
         generator = reproducible_generator(0, "contexts of an export")
@@ -262,7 +289,11 @@ class ParityCheck:
 
     @torch.no_grad()
     def add(self, words_NT: np.ndarray) -> None:
-        """Compare the scores after every word of N texts."""
+        """Compare the scores after every word of N texts, and add the results to `agreement`.
+
+        Args:
+            words_NT: The word ids of the texts, BOS first.
+        """
         features_F = torch.zeros(self.model.user_features) if self.model.user_features else None
         torch_NTV = self._logits(self.params_P.float(), words_NT, features_F)
         exact_NTV = self._logits(self.params_P.double(), words_NT, None if features_F is None else features_F.double())
@@ -275,20 +306,21 @@ class ParityCheck:
                 agreement.add(torch_NTV[:, t], graph_NV, float(allowed_T[t]))
 
     def _logits(self, params_P: Tensor, words_NT: np.ndarray, features_F: Tensor | None) -> np.ndarray:
+        """Return the scores of the trained model after every word, of shape [N, T, V]."""
         return self.model.logits(self.model.layout.split(params_P), torch.as_tensor(words_NT), features_F).numpy()
 
 
 def draw_texts(steps: OnnxStepper, number: int, length: int, generator: np.random.Generator) -> np.ndarray:
-    """Sample texts from a model, each starting with BOS.
+    """Sample texts from a model. Each text starts with BOS.
 
     Args:
-        steps: The model, one word at a time for many texts.
+        steps: Computes the model.
         number: N, the number of texts.
-        length: T, the number of words of each, BOS included.
-        generator: The random draws.
+        length: T, the number of words in each text, BOS included.
+        generator: The source of random numbers.
 
     Returns:
-        Word ids, [N, T].
+        The word ids, of shape [N, T].
     """
     words_NT = np.full((number, length), BOS, dtype=np.int64)
     states = None
@@ -302,7 +334,7 @@ def draw_texts(steps: OnnxStepper, number: int, length: int, generator: np.rando
 
 
 def _best(logits_NV: np.ndarray) -> np.ndarray:
-    """The three best words of each row as `predict` shows them, without BOS and UNK."""
+    """Return the ids of the three best words of each row, best first. BOS and UNK are left out, as in `predict`."""
     shown_NV = logits_NV.copy()
     shown_NV[:, [BOS, UNK]] = -np.inf
     best_N3 = np.argpartition(-shown_NV, 2, axis=1)[:, :3]
@@ -315,17 +347,19 @@ class Export:
     """The result of an export."""
 
     files: dict[str, bytes]
-    """The content of each file, by name."""
+    """The content of each file, by file name."""
     agreement: dict[str, Agreement]
-    """The agreement of each graph with PyTorch."""
+    """The agreement of each graph with PyTorch, by file name."""
     statement: dict[str, Any]
+    """The privacy statement of the run."""
     parameters: int
+    """The number of parameters of the model."""
     path: Path | None = None
-    """The folder that was written; None before."""
+    """The folder that was written; None if the files have not been written."""
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The bytes of each graph."""
+        """The size of each graph in bytes, by file name."""
         return {name: len(self.files[name]) for name in (FLOAT32, INT8)}
 
 
@@ -334,14 +368,15 @@ def export(run: str | Path, out: str | Path, *, progress: Callable[[int, int], N
 
     Args:
         run: The run folder.
-        out: The folder to write, which must not exist or be empty.
-        progress: Called with the number of texts compared and their total.
+        out: The folder to write. It must be missing or empty.
+        progress: Called with the number of texts compared so far and the total number of texts.
 
     Raises:
-        InvalidValue: `out` already holds something.
-        ModelError: The model has no step that can be exported, onnx is not installed, or the float32 graph does not
-            predict what PyTorch predicts; then nothing is written.
-        LedgerError: The ledger does not contain what the model cost.
+        InvalidValue: `out` is a file, or a folder that is not empty.
+        ModelError: The model is neither an LSTM nor a GRU, onnx or onnxruntime is not installed, or the float32 graph
+            does not predict what PyTorch predicts. In the last case nothing is written.
+        RunFolderError: `run` is not a run folder, is damaged, or has released no model yet.
+        LedgerError: The ledger does not contain all charges of the model.
     """
     _need_onnx()
     target = Path(out).resolve()
@@ -354,15 +389,17 @@ def export(run: str | Path, out: str | Path, *, progress: Callable[[int, int], N
 
 
 def onnx_files(run: str | Path, *, progress: Callable[[int, int], None] = lambda done, of: None) -> Export:
-    """Make the files of an export and compare them with PyTorch. Nothing is written; `export` writes them.
+    """Return the files of an export, after comparing the graphs with PyTorch. Nothing is written; see `export`.
 
     Args:
         run: The run folder.
-        progress: Called with the number of compared contexts and their total.
+        progress: Called with the number of texts compared so far and the total number of texts.
+
+    Returns:
+        The contents of the files, and the result of the comparison.
 
     Raises:
-        ModelError: As `export`.
-        LedgerError: The ledger does not contain what the model cost.
+        ModelError, RunFolderError, LedgerError: As for `export`.
     """
     _need_onnx()
     released = Released.open(run)
@@ -373,7 +410,7 @@ def onnx_files(run: str | Path, *, progress: Callable[[int, int], None] = lambda
     if not agreement[FLOAT32].is_equal:
         raise ModelError(
             f"The exported float32 model does not predict what {run} predicts: {agreement[FLOAT32].numbers()}. "
-            "Nothing was written. Either the model holds numbers that are not finite, or this is a bug in the export."
+            "Nothing was written. Either the model has parameters that are not finite, or this is a bug in the export."
         )
     statement = run_statement(RunFolder.open(run))
     files = {
@@ -391,10 +428,11 @@ def onnx_files(run: str | Path, *, progress: Callable[[int, int], None] = lambda
 
 
 def _record(arrays: StepArrays, files: dict[str, bytes], agreement: dict[str, Agreement]) -> dict[str, Any]:
-    """The content of `export.json`: enough to call the graph without reading this code."""
+    """Return the content of `export.json`. It says everything that a program needs to call the graphs."""
     return {
         "format": FORMAT,
-        "what": "one step: feed a word's id and the states (zeros at first, with token 0, BOS); take logits and the next states",
+        "what": "one step: the inputs are a word's id and the states (at first token 0, which is BOS, and zeros); the "
+        "outputs are logits and the next states",
         "cell": arrays.cell,
         "vocabulary_size": arrays.words_DV.shape[1],
         "embedding_size": arrays.words_DV.shape[0],
@@ -407,7 +445,12 @@ def _record(arrays: StepArrays, files: dict[str, bytes], agreement: dict[str, Ag
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Write all files into a new folder that others may read, or none."""
+    """Write files into a new folder that other accounts may open. The folder appears complete or not at all.
+
+    Args:
+        folder: The folder. It must be missing or empty.
+        files: The content of each file, by file name.
+    """
     with storage.staged_folder(folder) as staged:
         staged.chmod(0o755)
         for name, content in files.items():
@@ -415,11 +458,13 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def _need_onnx() -> None:
+    """Raise `ModelError` if the package onnx is not installed."""
     try:
         import onnx  # noqa: F401
     except ImportError:
-        raise ModelError(f"Exporting needs the package onnx, which is not here. {INSTALL}") from None
+        raise ModelError(f"Exporting needs the package onnx, which is not installed. {INSTALL}") from None
 
 
 def _json(value: Any) -> bytes:
+    """Return a value as JSON text. Raises `ValueError` for infinity and NaN."""
     return json.dumps(value, indent=2, allow_nan=False).encode()

@@ -1,17 +1,19 @@
-"""A folder with a released model that can be uploaded to the Hugging Face hub as it is.
+"""Write a folder with the model of a run that can be uploaded to the Hugging Face hub as it is.
 
     write_hub_folder("runs/private", "hub/private")
 
 Files of a hub folder:
 
     README.md           the model card (`card.py`), with the privacy report of `unheard statement --format report`
-    config.json         the model's settings and those of its training, without paths
-    model.safetensors   the newest released parameters, by name
-    vocabulary.txt, tokens.json, statement.json
+    config.json         the settings of the model and of its training, without paths
+    model.safetensors   the newest released parameters, by layer name
+    vocabulary.txt      the words, one per line
+    tokens.json         the tokenizer
+    statement.json      the privacy statement
     model.onnx, model.int8.onnx, export.json        as `unheard export --to onnx` writes them, for LSTM and GRU models
 
-The folder of a Hugging Face model has the files of `unheard export --to adapter` (LoRA) or `--to merged` and this card.
-Nothing is uploaded: `hf upload NAME FOLDER` does that.
+For a fine-tuned Hugging Face model, the folder has the files that `unheard export --to adapter` (LoRA) or `--to merged`
+(all parameters) writes, with this model card. Nothing is uploaded; the user uploads the folder with `hf upload`.
 """
 
 import json
@@ -30,6 +32,7 @@ from unheard.models.hugging_face import HuggingFaceModel
 from unheard.run_folder import RunFolder
 from unheard.training.released import Released
 
+# The section "Use" of the model card, for an ONNX export, a LoRA adapter and a whole transformers model.
 USE_AS_EXPORT = """```bash
 pip install 'unheard[export]'
 hf download OWNER/{name} --local-dir {name}
@@ -55,21 +58,23 @@ def write_hub_folder(
     license: str | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[str]:
-    """Write a folder that can be uploaded to the hub as it is; it appears as a whole or not at all.
+    """Write a folder that can be uploaded to the hub as it is. The folder appears complete or not at all.
 
     Args:
         run: The run folder.
-        out: The folder to write, which must not exist or be empty.
-        license: As for `model_card`.
-        progress: Called with the number of texts compared and their total, while ONNX files are checked.
+        out: The folder to write. It must be missing or empty.
+        license: The licence of the model, as the hub names it (`apache-2.0`). By default the card names none.
+        progress: Called with the number of texts compared so far and the total number of texts, while the ONNX files
+            are compared with PyTorch.
 
     Returns:
         The names of the files.
 
     Raises:
-        InvalidValue: `out` already holds something.
-        RunFolderError: It is not a run folder, or has released no model yet.
-        LedgerError: The ledger does not contain what the model cost.
+        InvalidValue: `out` is a file, or a folder that is not empty.
+        RunFolderError: `run` is not a run folder, is damaged, or has released no model yet.
+        LedgerError: The ledger does not contain all charges of the model.
+        ModelError: The exported files do not predict what the model of the run predicts, or a package is missing.
     """
     target = Path(out).resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -97,7 +102,10 @@ def write_hub_folder(
 
 
 def _device_files(run: str | Path, released: Released, progress: Callable[[int, int], None]) -> dict[str, bytes]:
-    """The files of `export --to onnx`; none for a model without such a step, or where onnx is not installed."""
+    """Return the files of `unheard export --to onnx`, by file name.
+
+    The result is empty if the model is neither an LSTM nor a GRU, or if the package onnx is not installed.
+    """
     from unheard.deployment.step import step_arrays
 
     try:
@@ -110,7 +118,7 @@ def _device_files(run: str | Path, released: Released, progress: Callable[[int, 
 
 
 def _config(folder: RunFolder, released: Released) -> dict[str, Any]:
-    """What is needed to build the model again, and how it was trained. Paths of this machine are left out."""
+    """Return the content of `config.json`: the settings of the model and of its training, without paths."""
     settings = folder.public_settings()
     return {
         "model_type": "unheard",
@@ -123,4 +131,5 @@ def _config(folder: RunFolder, released: Released) -> dict[str, Any]:
 
 
 def _json(value: Any) -> bytes:
+    """Return a value as JSON text. Raises `ValueError` for infinity and NaN."""
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()

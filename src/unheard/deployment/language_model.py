@@ -1,15 +1,15 @@
-"""Writes a fine-tuned Hugging Face model for other programs: as a PEFT adapter, as a whole model, or as GGUF.
+"""Write a fine-tuned Hugging Face model for other programs: as a PEFT adapter, as a whole model, or as GGUF.
 
-    write_adapter("runs/private", Path("adapter"))     # peft.PeftModel.from_pretrained(base, "adapter") reads it
-    write_merged("runs/private", Path("merged"))       # transformers reads it
-    write_gguf("runs/private", Path("gguf"))           # llama.cpp and transformers read gguf/model.gguf
+    write_language_model("runs/private", Path("adapter"), "adapter")    # for peft
+    write_language_model("runs/private", Path("merged"), "merged")      # for transformers
+    write_language_model("runs/private", Path("gguf"), "gguf")          # for llama.cpp and transformers
 
-Each folder also has the privacy statement (statement.json) and the model card (README.md). No path of this machine, no
-ledger and no metrics are in it, unless the card of a hub folder has them. Every format is read back before the folder
-appears, and its scores are compared with those of the run's own model.
+Each folder also has the privacy statement (statement.json) and the model card (README.md). It contains no path of this
+machine and no ledger. Metrics are only in the model card of a hub folder (`hub.py`). Before the folder appears, the
+written model is read again, and its scores are compared with those of the run's own model.
 
-GGUF is for models of the Llama family. Matrices are stored in float16, vectors in float32, so scores differ by the
-rounding of float16.
+GGUF is for models of the Llama family. Matrices are stored in float16 and vectors in float32, so the scores differ by
+the rounding of float16.
 """
 
 import copy
@@ -34,13 +34,14 @@ from unheard.training.initialise import population_ledger_of
 from unheard.training.released import Released
 
 GGUF_FILE = "model.gguf"
+"""The name of the model file in a GGUF folder."""
 Format = Literal["adapter", "merged", "gguf"]
 USE: dict[Format, str] = {
     "adapter": "`peft.PeftModel.from_pretrained(base_model, folder)` with the base model named below.",
     "merged": "`transformers.AutoModelForCausalLM.from_pretrained(folder)`.",
     "gguf": f"`{GGUF_FILE}` is read by llama.cpp, and by transformers with `gguf_file`.",
 }
-"""How to use each format, for the model card."""
+"""The section "Use" of the model card, for each format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +49,10 @@ class Written:
     """The result of an export of a fine-tuned language model.
 
     Args:
-        out: The folder.
-        files: Names and sizes of its files in bytes.
-        statement: The privacy statement.
-        difference: The largest relative difference of scores between what was written and the run's own model.
+        out: The folder that was written.
+        files: The size of each file in bytes, by file name.
+        statement: The privacy statement of the run.
+        difference: The relative difference between the scores of the written model and those of the run's own model.
     """
 
     out: Path
@@ -61,17 +62,22 @@ class Written:
 
 
 def write_language_model(run: str | Path, out: Path, to: Format, *, card: str | None = None) -> Written:
-    """Write the newest model of a run folder.
+    """Write the newest model of a run folder in one of three formats. The folder appears complete or not at all.
+
+    A merged model is also recorded in the ledger of its population, if the store is on this machine, so that no other
+    run on these users can declare the model public.
 
     Args:
-        run: A run folder of a `HuggingFaceModel`.
-        out: The folder to create.
-        to: "adapter" (of a run with train = "lora"), "merged" or "gguf".
-        card: The text of README.md; None for a card without metrics that says how to use the format.
+        run: The folder of a run that trained a `HuggingFaceModel`.
+        out: The folder to write. It must be missing or empty.
+        to: "adapter" (only for a run with train = "lora"), "merged" or "gguf".
+        card: The text of README.md. By default a card without metrics that says how to use the format.
 
     Raises:
-        InvalidValue: If the run has another kind of model, or the format does not fit it.
-        ModelError: If what was written has other scores than the run's model.
+        InvalidValue: The run trained another kind of model, or the format does not fit the model.
+        ModelError: The scores of the written model differ from those of the run's own model, or a package is missing.
+        RunFolderError: `run` is not a run folder, is damaged, or has released no model yet.
+        LedgerError: The ledger does not contain all charges of the model.
     """
     released = Released.open(run)
     model = released.run.model
@@ -96,11 +102,11 @@ def write_language_model(run: str | Path, out: Path, to: Format, *, card: str | 
             write_gguf_file(_merged(trained), Path(model.path), stage / GGUF_FILE, _title(model))
             back = _read_gguf(stage)
         difference = _difference(trained, back)
-        # float16 of GGUF rounds to 2^-11; anything above is another model.
+        # GGUF has a larger limit, because rounding to float16 changes each weight by up to 2^-11 of its size.
         if not difference < (2e-2 if to == "gguf" else 1e-4):
             raise ModelError(
-                f"What was written as {to} has other scores than the run's model (relative difference {difference:.2g}). "
-                "Nothing was kept. Use --to merged, or another version of transformers and peft."
+                f"The model that was written as {to} has other scores than the run's model (relative difference "
+                f"{difference:.2g}). Nothing was kept. Use --to merged, or another version of transformers and peft."
             )
         if to == "merged":
             _record_as_base(released, base_digest(stage))
@@ -114,7 +120,7 @@ def write_language_model(run: str | Path, out: Path, to: Format, *, card: str | 
 
 
 def _record_as_base(released: Released, sha256: str) -> None:
-    """Record a merged model with the users of its run, if their store is on this machine."""
+    """Record the digest of a merged model in the ledger of its population, if the store is on this machine."""
     if released.id is None or not (Path(released.run.corpus) / "corpus.json").is_file():
         return
     # DP: a merged model can be the base of another run on these users; declared public, it would be free.
@@ -122,12 +128,13 @@ def _record_as_base(released: Released, sha256: str) -> None:
 
 
 def _title(model: HuggingFaceModel) -> str:
+    """Return the title of the base model from its record; without a record, the name of its folder."""
     record = record_of(Path(model.path))
     return record.title if record else Path(model.path).name
 
 
 def _with_parameters(model: HuggingFaceModel, params_P: Tensor) -> nn.Module:
-    """A copy of the transformers or peft model that holds the released parameters."""
+    """Return a copy of the transformers or peft model, on the CPU, with the released parameters."""
     base = copy.deepcopy(model.store_module.base).cpu().eval()
     named = dict(base.named_parameters())
     with torch.no_grad():
@@ -137,7 +144,7 @@ def _with_parameters(model: HuggingFaceModel, params_P: Tensor) -> nn.Module:
 
 
 def _merged(trained: Any) -> Any:
-    """The model with its adapter added to the weights."""
+    """Return a model whose weights include its LoRA adapter. A model without an adapter is returned unchanged."""
     return copy.deepcopy(trained).merge_and_unload() if hasattr(trained, "merge_and_unload") else trained
 
 
@@ -145,6 +152,7 @@ def _merged(trained: Any) -> Any:
 
 
 def _write_adapter(trained: Any, stage: Path, title: str) -> None:
+    """Write the LoRA adapter with its configuration, in which `title` names the base model instead of a path."""
     for config in trained.peft_config.values():
         config.base_model_name_or_path = title
         config.inference_mode = True
@@ -152,7 +160,7 @@ def _write_adapter(trained: Any, stage: Path, title: str) -> None:
 
 
 def _read_adapter(model: HuggingFaceModel, stage: Path) -> nn.Module:
-    """Read the model again from the adapter that was just written."""
+    """Read the model from its base and the adapter that was just written."""
     try:
         from peft import PeftModel  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -163,10 +171,10 @@ def _read_adapter(model: HuggingFaceModel, stage: Path) -> nn.Module:
 
 
 def _write_merged(merged: Any, model: HuggingFaceModel, stage: Path) -> None:
-    """Write the merged model with the tokenizer of its base."""
+    """Write a merged model with the tokenizer of its base model."""
     merged.save_pretrained(stage)
     (stage / "tokenizer.json").write_bytes((Path(model.path) / "tokenizer.json").read_bytes())
-    # Without this file transformers reads the tokenizer, and does not know where a text ends.
+    # Without tokenizer_config.json, transformers does not know the EOS token.
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name in ("bos_token", "eos_token"):
         number = getattr(merged.config, f"{name}_id")
@@ -177,12 +185,14 @@ def _write_merged(merged: Any, model: HuggingFaceModel, stage: Path) -> None:
 
 
 def _read_merged(stage: Path) -> nn.Module:
+    """Read the merged model that was just written."""
     from unheard.models.hugging_face import read_base
 
     return read_base(stage)
 
 
 def _read_gguf(stage: Path) -> nn.Module:
+    """Read the GGUF file that was just written."""
     from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
     return AutoModelForCausalLM.from_pretrained(stage, gguf_file=GGUF_FILE, dtype=torch.float32).eval()
@@ -192,10 +202,15 @@ def write_gguf_file(model: Any, base: Path, file: Path, title: str) -> None:
     """Write a model of the Llama family and its tokenizer as GGUF.
 
     Args:
-        model: A `LlamaForCausalLM`.
-        base: The folder with tokenizer.json.
-        file: To write.
-        title: The model's name in the file.
+        model: A `LlamaForCausalLM`, with any adapter merged.
+        base: The folder of the base model, which has tokenizer.json.
+        file: The file to write.
+        title: The name of the base model, for the name of the model in the file.
+
+    Raises:
+        ModelError: The package gguf is not installed.
+        InvalidValue: The model is not of the Llama family, its tokenizer is not byte-pair encoding, or GGUF has no name
+            for one of its layers.
     """
     try:
         import gguf  # pyright: ignore[reportMissingImports]
@@ -239,13 +254,21 @@ def write_gguf_file(model: Any, base: Path, file: Path, title: str) -> None:
 
 
 def _interleaved(weight_OI: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries and keys in GGUF's order: each rotated pair side by side, where transformers has two halves."""
+    """Return the weights of queries or keys with their rows in the order of GGUF.
+
+    Rotary embeddings rotate pairs of rows. In transformers, the first rows of all pairs of a head come before the
+    second rows; in GGUF, the two rows of a pair are neighbours.
+    """
     pairs = weight_OI.reshape(heads, 2, weight_OI.shape[0] // heads // 2, *weight_OI.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(weight_OI.shape)
 
 
 def _write_tokenizer(writer: Any, gguf: Any, base: Path, config: Any) -> None:
-    """The pieces and merges of a byte-level BPE tokenizer.json."""
+    """Write the pieces and merges of the tokenizer.json of the base model.
+
+    Raises:
+        InvalidValue: The tokenizer is not byte-pair encoding.
+    """
     table = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
     own = table.get("model", {})
     if own.get("type") != "BPE":
@@ -268,7 +291,7 @@ def _write_tokenizer(writer: Any, gguf: Any, base: Path, config: Any) -> None:
 
 
 def _pre_tokenizer(base: Path) -> str:
-    """The name that llama.cpp has for the rule by which the tokenizer divides text before it merges bytes."""
+    """Return the name that llama.cpp uses for the rule by which the tokenizer splits text before it merges bytes."""
     record = record_of(base)
     return "smollm" if record and record.title.startswith("SmolLM2") else "default"
 
@@ -278,7 +301,7 @@ def _pre_tokenizer(base: Path) -> str:
 
 @torch.no_grad()
 def _difference(one: Any, other: Any) -> float:
-    """The relative difference of the scores of two models, on rows that do not depend on any text."""
+    """Return the relative difference between the scores of two models on 24 fixed token ids. No user's text is read."""
     rows = torch.arange(24)[None] * 7 % one.config.vocab_size
     expected, given = one(rows, use_cache=False).logits, other(rows, use_cache=False).logits
     return float((expected - given).norm() / expected.norm())

@@ -1,15 +1,17 @@
-"""A model in use: open a run folder, an export or a personal model, and predict the next word. Needs no torch.
+"""Open a run folder, an export or a personal model, and predict the next word.
 
     model = open_model("runs/private")
     model.predict("see you", top=3)                             # [('tomorrow', 0.21), ...]
-    models = open_models(["runs/plain", "runs/private"])        # with distinct names
+    models = open_models(["runs/plain", "runs/private"])        # their names differ
 
-A `LoadedModel` holds a `Stepper`, which computes one step of the model, whatever the model is stored in:
+A `LoadedModel` has a `Stepper`, which computes one step of the model. Its interface is the same for all kinds of
+folders:
 
     state, scores_V = model.stepper.read(None, BOS)             # before the first word
     state, scores_V = model.stepper.read(state, word_id)        # after each further word
 
-An export is a folder that `export.py` writes. onnxruntime computes it, as on a device, and opening it imports no torch:
+An export is a folder that `export.py` writes. onnxruntime computes its steps, as on a device. torch is imported only if
+a run folder or a personal model is opened, so an export can be used without torch. The files of an export:
 
     export.json         the format, sizes, SHA-256 of each file, and the agreement with PyTorch
     model.onnx          one step of the model in float32
@@ -42,27 +44,31 @@ PERSONAL_RECORD = "personal.json"
 
 
 class Stepper(Protocol):
-    """Computes a model one word at a time. Its state is opaque: the caller keeps it and passes it to the next step."""
+    """Computes a model one word at a time. The caller passes the state that one step returns to the next step."""
 
     def read(self, state: Any, word: int) -> tuple[Any, np.ndarray]:
-        """Read one more word.
+        """Read one more word of a text.
 
         Args:
-            state: The state after the words before; None before the first word, which is BOS.
+            state: The state that the last call returned; None for the first word, which must be BOS.
             word: The id of the word.
 
         Returns:
-            The state after the word, and a score for each word of the vocabulary as the next one.
+            The state after the word, and the score of every word of the vocabulary as the next word, of shape [V].
         """
         ...
 
 
 @runtime_checkable
 class ReadsAtOnce(Protocol):
-    """A stepper that reads a whole text in one step."""
+    """A stepper that can read a whole text in one step. For models without a state this is faster than word by word."""
 
     def read_all(self, words: Sequence[int]) -> np.ndarray:
-        """A score for each word of the vocabulary as the next one after `words`."""
+        """Return the score of every word of the vocabulary as the next word after a text, of shape [V].
+
+        Args:
+            words: The ids of the words of the text, BOS first.
+        """
         ...
 
 
@@ -77,13 +83,17 @@ class LoadedModel:
     """
 
     name: str
+    """The name to show: usually the name of the folder."""
     kind: Literal["run", "export", "personal"]
-    """What the model is stored in."""
+    """The kind of folder from which the model was opened."""
     stepper: Stepper = field(repr=False)
+    """Computes the model, one word at a time."""
     vocabulary: Vocabulary = field(repr=False)
+    """The words by token id."""
     tokenizer: Tokenizer
+    """How text is split into tokens."""
     statement: Mapping[str, Any] = field(repr=False)
-    """The privacy statement; for a personal model that of the shared model it started from."""
+    """The privacy statement. A personal model has the statement of the shared model from which it was trained."""
 
     def __post_init__(self) -> None:
         try:
@@ -98,7 +108,7 @@ class LoadedModel:
             is_whole = False
         # DP: a claim that cannot be read must not be shown as none, nor left out.
         if not is_whole:
-            raise ModelError(f"{self.name}: its privacy statement cannot be read. Export the run again.")
+            raise ModelError(f"{self.name}: its privacy statement cannot be read. Export or personalize the run again.")
 
     def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:
         """Predict the word after a text.
@@ -118,11 +128,11 @@ class LoadedModel:
 
 
 def scores_after(stepper: Stepper, words: Sequence[int]) -> np.ndarray:
-    """The scores of the next word after a text of words, which begins with BOS.
+    """Return the score of every word of the vocabulary as the next word after a text, of shape [V].
 
     Args:
-        stepper: The model, one word at a time.
-        words: The ids of the words of the text, without BOS.
+        stepper: Computes the model.
+        words: The ids of the words of the text, without BOS, which this function adds.
     """
     if isinstance(stepper, ReadsAtOnce):
         return stepper.read_all((BOS, *words))
@@ -133,7 +143,7 @@ def scores_after(stepper: Stepper, words: Sequence[int]) -> np.ndarray:
 
 
 def probabilities(scores_V: np.ndarray) -> np.ndarray:
-    """Softmax in float64.
+    """Return the softmax of the scores, computed in float64.
 
     >>> probabilities(np.array([1.0, 1.0])).tolist()
     [0.5, 0.5]
@@ -143,7 +153,9 @@ def probabilities(scores_V: np.ndarray) -> np.ndarray:
 
 
 RECORD, FORMAT = "export.json", 1
+"""The name and the format number of the file that describes an export."""
 FLOAT32, INT8 = "model.onnx", "model.int8.onnx"
+"""The names of the two graphs of an export."""
 INSTALL = "Install it: pip install 'unheard[export]' (on a device, onnxruntime alone)."
 
 
@@ -151,12 +163,13 @@ def open_model(path: str | Path) -> LoadedModel:
     """Open a model for prediction.
 
     Args:
-        path: A run folder (its newest model), an export folder, a `.onnx` file of an export, or a personal model.
+        path: A run folder, whose newest model is opened; an export folder, whose float32 model is opened; a `.onnx`
+            file in an export folder; or the folder of a personal model.
 
     Raises:
-        RunFolderError: The path is none of these, or a personal model is damaged.
-        ModelError: An export is damaged.
-        LedgerError: The ledger of a run does not contain what its newest model cost.
+        RunFolderError: The path is none of these, or the run folder or personal model is damaged.
+        ModelError: The export is damaged, or onnxruntime is not installed.
+        LedgerError: The ledger of the run does not contain all charges of its newest model.
     """
     path = Path(path)
     if is_export(path):
@@ -180,7 +193,10 @@ def open_model(path: str | Path) -> LoadedModel:
 
 
 def open_models(paths: Sequence[str | Path]) -> list[LoadedModel]:
-    """Open several models. If two have the same name, parent folders are added until the names differ."""
+    """Open several models (see `open_model`).
+
+    If two models have the same name, parent folders are added to all names until they differ.
+    """
     models, folders = [open_model(path) for path in paths], [Path(path).resolve() for path in paths]
     names = [model.name for model in models]
     for depth in range(2, 12):
@@ -196,10 +212,10 @@ def is_personal(path: Path) -> bool:
 
 
 def run_statement(folder: RunFolder) -> dict[str, Any]:
-    """Compute the privacy statement that accompanies a run's model to other machines.
+    """Compute the privacy statement of a run's model from the ledger of the run.
 
     Raises:
-        LedgerError: The ledger is damaged, or does not contain the rounds that the newest checkpoint was charged for.
+        LedgerError: The ledger is damaged, or does not contain all charges of the checkpoints and of the model.
     """
     from unheard.privacy.run_ledger import read_run_ledger
     from unheard.privacy.statement import compute_statement
@@ -210,7 +226,9 @@ def run_statement(folder: RunFolder) -> dict[str, Any]:
 
 
 class OnnxStepper:
-    """Computes steps of an exported graph with onnxruntime, on one thread: a step has too little work for two.
+    """Computes steps of an exported graph with onnxruntime. Uses one thread, because a step is too little work for two.
+
+    If the model takes features about the user, they are set to zero.
 
     Args:
         graph: The content of a `.onnx` file.
@@ -220,26 +238,26 @@ class OnnxStepper:
     """
 
     def __init__(self, graph: bytes) -> None:
-        # The only import of onnxruntime in this package. onnxruntime starts a thread that contacts its vendor unless
-        # ORT_DISABLE_TELEMETRY is set before the import; its function disable_telemetry_events() does not stop that
+        # This is the only import of onnxruntime in this package. Unless ORT_DISABLE_TELEMETRY is set before the import,
+        # onnxruntime starts a thread that contacts its vendor, and disable_telemetry_events() does not stop that
         # thread. unheard/__init__.py sets the variable and always runs before this line.
         try:
             import onnxruntime
         except ImportError:
-            raise ModelError(f"An exported model needs onnxruntime, which is not here. {INSTALL}") from None
+            raise ModelError(f"An exported model needs onnxruntime, which is not installed. {INSTALL}") from None
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
         try:
             self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has a dozen exceptions, none of them public
+        except Exception as error:  # onnxruntime raises many exceptions, none of which is public
             raise ModelError(f"onnxruntime cannot load the model: {error}. Export it again.") from None
         sizes = {value.name: value.shape[-1] for value in self._session.get_inputs()}
         self._states = [name for name in ("state", "cell") if name in sizes]
         self._hidden_size = sizes.get("state", 0)
         self._features = sizes.get("features", 0)
         self.rows = self._session.get_outputs()[0].shape[-1]
-        """The number of words that the model scores."""
+        """The number of words for which the model computes a score."""
 
     def read(self, state: list[np.ndarray] | None, word: int) -> tuple[list[np.ndarray], np.ndarray]:
         """Read one more word (see `Stepper.read`)."""
@@ -250,11 +268,11 @@ class OnnxStepper:
         """Read one more word of each of N texts.
 
         Args:
-            states: The states after the words before, each [N, H]; None before the first words.
-            words_N: The ids of the words.
+            states: The states that the last call returned, each of shape [N, H]; None for the first words.
+            words_N: The id of the next word of each text.
 
         Returns:
-            The states after the words, and the scores [N, V].
+            The states after the words, each of shape [N, H], and the scores of the next words, of shape [N, V].
         """
         N = len(words_N)
         before = states or [np.zeros((N, self._hidden_size), np.float32) for _ in self._states]
@@ -271,13 +289,14 @@ def is_export(path: Path) -> bool:
 
 
 def open_export(path: Path) -> LoadedModel:
-    """Open an export after comparing every file with its digest in `export.json`.
+    """Open an export. Every file that is read is compared with its digest in `export.json`.
 
     Args:
-        path: An export folder, for its float32 model, or one of the `.onnx` files in it.
+        path: An export folder, whose float32 model is opened, or a `.onnx` file in it.
 
     Raises:
-        ModelError: A file is missing or changed, or the format is newer than this version reads.
+        ModelError: A file is missing or was changed, this version does not read the format of the export, or
+            onnxruntime is not installed.
     """
     folder, file = (path.parent, path.name) if path.suffix == ".onnx" else (path, FLOAT32)
     if special := storage.special_file(folder):
@@ -285,9 +304,10 @@ def open_export(path: Path) -> LoadedModel:
     contents = {name: _read_checked(folder, name) for name in (file, "vocabulary.txt", "tokens.json", "statement.json")}
     stepper = OnnxStepper(contents[file])
     vocabulary = Vocabulary.load(folder / "vocabulary.txt")
-    if stepper.rows != len(vocabulary):  # it would suggest the wrong words
+    if stepper.rows != len(vocabulary):  # the scores would be shown with the wrong words
         raise ModelError(
-            f"{folder}: the model has {stepper.rows} rows, vocabulary.txt {len(vocabulary)} words. Export the run again."
+            f"{folder}: the model scores {stepper.rows} words, and vocabulary.txt has {len(vocabulary)} words. Export "
+            "the run again."
         )
     return LoadedModel(
         name=folder.name if file == FLOAT32 else f"{folder.name}/{file}",
@@ -300,19 +320,26 @@ def open_export(path: Path) -> LoadedModel:
 
 
 def digest(content: bytes) -> str:
-    """SHA-256 in hexadecimal, as in `export.json`."""
+    """Return the SHA-256 of a file's content in hexadecimal digits, as `export.json` has it."""
     return hashlib.sha256(content).hexdigest()
 
 
 def _read_checked(folder: Path, name: str) -> bytes:
-    """Read a file and compare it with its digest in the record of the export."""
+    """Return the content of a file of an export, after comparing it with its digest in `export.json`.
+
+    Raises:
+        ModelError: The file or `export.json` is missing or damaged, or the file was changed.
+    """
     try:
         record = parse_json((folder / RECORD).read_text(encoding="utf-8"))
         if record["format"] != FORMAT:
-            raise ModelError(f"{folder} was exported in format {record['format']}; this version reads {FORMAT}.")
+            raise ModelError(
+                f"{folder} was exported in format {record['format']}; this version reads format {FORMAT}. Export the "
+                "run again with this version."
+            )
         content, expected = (folder / name).read_bytes(), record["files"][name]["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder} is not a whole export ({name}: {error}). Export the run again.") from None
     if digest(content) != expected:
-        raise ModelError(f"{folder / name} is not what was exported. Export the run again.")
+        raise ModelError(f"{folder / name} is not what was exported: it was changed. Export the run again.")
     return content

@@ -1,16 +1,20 @@
 """Personalize a model: continue training on one user's own text, for that user only.
 
-Paper, appendix, personalization. There is no clip and no noise, because nobody else receives the model.
+The paper describes personalization in appendix B. The updates are not clipped and get no noise, because only the user
+receives the model.
 
-    result = personalize(Released.open("runs/private"), text)
+    released = Released.open("runs/private")
+    result = personalize(released, text)
     result.before["accuracy_top1"], result.after["accuracy_top1"]       # on the user's latest text
     save_personal(released, result, statement, "mine")
 
-The text has one message per line, oldest first. The latest part measures the accuracy before and after and is never
-learned from; the part before it selects the number of passes.
+The text has one message per line, oldest first. It is divided into three parts by time. The model learns from the
+earliest part. The middle part selects the number of passes; afterwards the model learns from it too. The latest part
+measures the accuracy before and after, and the model never learns from it.
 
-A personal model is a folder with mode 0700 and files with mode 0600, outside every run and export. It has no run file
-and no ledger, and `init_from` cannot read its model file, so no command resumes, reports, exports or trains from it.
+A personal model is a folder with mode 0700 and files with mode 0600, outside all run folders, exports and stores. It
+has no run file and no ledger, and `init_from` cannot read its model file, so no command can resume it, report on it,
+export it or train from it.
 """
 
 import json
@@ -39,10 +43,12 @@ from unheard.training.run import MODELS
 from unheard.updates.user_update import User, batches_of, windows_of
 
 RECORD, MODEL = PERSONAL_RECORD, "personal.safetensors"
+"""The two files of a personal model: its description and its parameters."""
 SHARED = ("ledger.jsonl", "model.safetensors", "checkpoints", "export.json", "corpus.json")
-"""Files that identify a folder which may be copied, published or trained on. A run file alone can lie anywhere."""
+"""Files that show that a folder is a run folder, an export or a store, which may be copied, published or trained on. A
+run file is not listed, because it can be in any folder."""
 LEAST_TOKENS = 200
-"""The smallest text, in tokens: with less there is nothing to measure on."""
+"""The smallest number of tokens in a user's text. Less text would leave too little to measure the accuracy on."""
 NOT_FOR_OTHERS = (
     "This model knows one person's own text, with no privacy at all. It is for that person: do not copy or publish it."
 )
@@ -50,15 +56,16 @@ NOT_FOR_OTHERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalSettings:
-    """How a user's text is used. Batches and windows are those of the run that trained the model."""
+    """How a model is trained on a user's text. Batch size and unroll are those of the run that trained the model."""
 
     passes: int = 5
-    """The largest number of passes. The best number is selected on a part of the text that is not learned from."""
+    """The largest number of passes over the text, from 1 to 100. The best number is selected on the middle part."""
     learning_rate: float | None = None
-    """None: a tenth of the run's. The run averages the updates of many users; for a single user its rate is too large
-    (docs/decisions/0048-personal-finish.md)."""
+    """The learning rate of a local step. None for a tenth of the run's local learning rate, which is too large for a
+    single user because the run averages the updates of many (docs/decisions/0048-personal-finish.md)."""
     later: float = 0.2
-    """The share of the text, at its end, that measures the accuracy before and after. It is never learned from."""
+    """The share of the text, at its end, that measures the accuracy before and after, from 0.05 to 0.5. The middle part
+    is the same share of the rest."""
 
     def __post_init__(self) -> None:
         require(1 <= self.passes <= 100, "passes must be at least 1, and at most 100.")
@@ -71,12 +78,14 @@ class PersonalResult:
     """A personalized model and its accuracy."""
 
     params_P: Tensor
+    """The parameters of the personal model."""
     before: dict[str, float]
-    """Figures of the shared model on the user's latest text."""
+    """The metrics of the shared model on the user's latest text."""
     after: dict[str, float]
-    """Figures of the personal model on the same text."""
+    """The metrics of the personal model on the same text."""
     passes: int
-    """The number of passes selected. 0: no pass improved the model, so it is the shared one."""
+    """The number of passes that was selected. If it is 0, no pass improved the model, and `params_P` is the shared
+    model."""
 
 
 def personalize(
@@ -86,16 +95,20 @@ def personalize(
     *,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> PersonalResult:
-    """Train on the earlier text of a user, select the number of passes on the middle, measure once on the latest.
+    """Train a model on one user's text.
+
+    The number of passes is selected first: the model is trained on the earliest part until the loss on the middle part
+    no longer falls. Then the shared model is trained on both parts with this number of passes. The latest part is used
+    only to measure the accuracy of both models.
 
     Args:
         released: The shared model.
         text: The user's text, one message per line, oldest first.
-        settings: Passes, learning rate, and the share of text to measure on.
-        progress: Called with the number of steps done and their total.
+        settings: The number of passes, the learning rate, and the share of the text to measure on.
+        progress: Called with the number of passes done so far and an estimate of their total.
 
     Raises:
-        InputError: The text has fewer than 200 tokens.
+        InputError: The text has fewer than `LEAST_TOKENS` tokens.
     """
     update, model = released.run.plan.update, released.run.model
     rate = settings.learning_rate or update.learning_rate / 10
@@ -104,7 +117,7 @@ def personalize(
     first, middle = _cut(earlier, 1 - settings.later)
 
     def loss_on(params_P: Tensor, tokens: np.ndarray) -> dict[str, float]:
-        """Metrics of parameters on a part of the text."""
+        """Return the metrics of a model on a part of the text."""
         return evaluate(model, params_P, [_user(tokens, model)], unroll=evaluation.unroll)
 
     best, chosen = loss_on(released.params_P, middle)["loss"], 0
@@ -113,7 +126,7 @@ def personalize(
         params_P = one_pass(released, params_P, first, rate, unroll)
         loss = loss_on(params_P, middle)["loss"]
         progress(done, 2 * settings.passes)
-        if not loss < best:  # it overfits, or the loss is not finite
+        if not loss < best:  # the model overfits, or the loss is not finite
             break
         best, chosen = loss, done
     params_P = released.params_P
@@ -127,14 +140,14 @@ def personalize(
 
 
 def one_pass(released: Released, params_P: Tensor, tokens: np.ndarray, learning_rate: float, unroll: int) -> Tensor:
-    """Train for one pass over the text: the local steps of FedAvg without the clip. Returns the new parameters.
+    """Train for one pass over a text with the local steps of FedAvg, without a clip. Return the new parameters.
 
     Args:
-        released: The run whose update gives the batch size.
+        released: The shared model. Its run gives the batch size; 8 if the run has none.
         params_P: The parameters before the pass.
         tokens: The token ids of the text.
         learning_rate: The learning rate of each step.
-        unroll: Tokens of a window.
+        unroll: The number of tokens in a window.
     """
     model, batch_size = released.run.model, released.run.plan.update.batch_size or 8
     features_F = torch.zeros(model.user_features) if model.user_features else None
@@ -147,15 +160,18 @@ def one_pass(released: Released, params_P: Tensor, tokens: np.ndarray, learning_
 
 
 def split_by_time(released: Released, text: str, later: float) -> tuple[np.ndarray, np.ndarray]:
-    """Encode a user's text and cut it between two messages.
+    """Encode a user's text and cut it in two between two messages.
 
     Args:
-        released: The run whose tokenizer and vocabulary encode the text.
-        text: The text: one message per line, the oldest first.
-        later: The share of the later part.
+        released: The shared model. Its tokenizer and vocabulary encode the text.
+        text: The user's text, one message per line, oldest first.
+        later: The approximate share of the later part.
 
     Returns:
-        The token ids of the earlier part, and of the later part, which is about a share `later` of the text.
+        The token ids of the earlier part and of the later part.
+
+    Raises:
+        InputError: The text has fewer than `LEAST_TOKENS` tokens.
     """
     messages = [words for words in map(released.tokenizer.split, text.splitlines()) if words]
     encoded = [np.concatenate([[BOS], released.vocabulary.encode_words(words), [EOS]]) for words in messages]
@@ -163,13 +179,20 @@ def split_by_time(released: Released, text: str, later: float) -> tuple[np.ndarr
     if len(ids) < LEAST_TOKENS:
         raise InputError(
             f"The text has {len(ids)} tokens; at least {LEAST_TOKENS} are needed, most of them to learn from and the latest to "
-            "measure on. Give more of it: one message on each line, the oldest first."
+            "measure on. Give more text: one message on each line, the oldest first."
         )
     return _cut(ids, 1 - later)
 
 
 def _cut(ids: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Cut at the start of the message nearest to a share of the text, or inside a message if there is only one."""
+    """Cut a text in two, at the start of the message that is nearest to the wanted position.
+
+    If no message starts near that position, the cut is at the position itself, inside a message.
+
+    Args:
+        ids: The token ids of the text.
+        share: The wanted share of the first part.
+    """
     starts, wanted = np.flatnonzero(ids == BOS), int(len(ids) * share)
     near = starts[(starts > 0.5 * wanted) & (starts < 0.5 * (wanted + len(ids)))]
     cut = int(near[np.abs(near - wanted).argmin()]) if len(near) else wanted
@@ -177,25 +200,26 @@ def _cut(ids: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _user(tokens: np.ndarray, model: Any) -> User:
+    """Return a text as the text of one user, for the evaluation. Features about the user are set to zero."""
     return User(tokens, np.zeros(model.user_features, np.float32) if model.user_features else None)
 
 
 def check_output_folder(out: str | Path) -> Path:
-    """Check that a personal model may be written to a folder.
+    """Check that a personal model may be written to a folder, and return the folder as an absolute path.
 
-    A folder inside a run, an export or a store is refused, because whoever copies that folder would copy the personal
+    The folder must not be inside a run folder, an export or a store: a copy of that folder would contain the personal
     model.
 
     Raises:
-        InvalidValue: The folder lies inside a shared folder.
-        RunFolderExists: The folder already holds something.
+        InvalidValue: The folder is inside a run folder, an export or a store.
+        RunFolderExists: The path is a file, or a folder that is not empty.
     """
     folder = Path(out).resolve()
     for above in (folder, *folder.parents):
         if shared := next((name for name in SHARED if (above / name).exists()), None):
             raise InvalidValue(
-                f"--out {out} lies in {above}, which is shared ({shared}). A personal model has one person's words in it: keep it "
-                "apart, in a folder of that person's own."
+                f"--out {out} is inside {above}, a folder that may be shared, because it holds {shared}. A personal "
+                "model contains one person's words: write it to a folder that belongs to that person alone."
             )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunFolderExists(f"{out} already holds something: choose another --out, or remove it first.")
@@ -203,13 +227,16 @@ def check_output_folder(out: str | Path) -> Path:
 
 
 def save_personal(released: Released, result: PersonalResult, statement: dict[str, Any], out: str | Path) -> None:
-    """Write a personal model to its own folder.
+    """Write a personal model to its own folder, which only its owner can read.
 
     Args:
         released: The shared model.
         result: The result of `personalize`.
         statement: The privacy statement of the shared model.
-        out: The folder (see `check_output_folder`).
+        out: The folder. It must be missing or empty.
+
+    Raises:
+        InvalidValue, RunFolderExists: As for `check_output_folder`.
     """
     model = released.run.model
     record = {
@@ -225,19 +252,20 @@ def save_personal(released: Released, result: PersonalResult, statement: dict[st
     own = {name: t.detach().clone().contiguous() for name, t in model.layout.split(result.params_P).items()}
     files = {RECORD: json.dumps(record).encode(), MODEL: safetensors.torch.save(own, {"personal": NOT_FOR_OTHERS})}
     target = check_output_folder(out)
-    # All files or none, readable only by the owner from the first byte on.
+    # The folder appears with all files or not at all, and at no time can another account read a file.
     with storage.staged_folder(target) as folder:
         for name, content in files.items():
             storage.create_file(folder / name, content)
         if target.exists():
-            target.rmdir()  # it was empty, but its mode may not have been 0700
+            target.rmdir()  # an empty folder whose mode may be other than 0700
 
 
 def open_personal(path: Path) -> LoadedModel:
-    """Open a personal model.
+    """Open the folder of a personal model.
 
     Raises:
         RunFolderError: The folder is damaged or incomplete.
+        ModelError: The privacy statement in the folder cannot be read.
     """
     try:
         record = parse_json((path / RECORD).read_text(encoding="utf-8"))
@@ -254,5 +282,5 @@ def open_personal(path: Path) -> LoadedModel:
         )
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise RunFolderError(
-            f"{path} is not a whole personal model ({error}). Make it again: unheard personalize."
+            f"{path} is not a complete personal model ({error}). Make it again: unheard personalize."
         ) from None

@@ -1,10 +1,10 @@
-"""One step of a trained model: what is computed for each word of a text.
+"""Compute one step of a trained model in torch. A step reads one word of a text and scores the next.
 
     stepper = stepper_for(model, params_P, context=20)           # a `Stepper` in torch
     arrays = step_arrays(model, params_P)                        # the parameters of one step, for `export.py`
 
-The LSTM and GRU of the paper's family carry a state from word to word. Any other model reads the text so far again at
-each word, which is slower.
+The LSTM and GRU models (`models/recurrent.py`) pass a state from word to word. Any other model reads the text so far
+again at each word, which is slower.
 """
 
 from collections.abc import Sequence
@@ -21,55 +21,62 @@ from unheard.models.model import LanguageModel
 from unheard.models.recurrent import TiedGRU, TiedLSTM
 
 CELLS: dict[type, str] = {TiedLSTM: "lstm", TiedGRU: "gru"}
+"""The models that pass a state from word to word, and the name of their cell in `export.json`."""
 STATES = {"lstm": ("state", "cell"), "gru": ("state",)}
-"""The states that each cell carries from word to word."""
+"""The names of the states that each cell passes from word to word."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepArrays:
-    """The parameters of one step in float32: gates concatenated, word vectors normalised if the model normalises them.
+    """The parameters of one step of an LSTM or GRU, in float32.
 
-    D is the embedding size, V the vocabulary size, H the hidden size, X the input size (D and the user features), and G
-    the size of all gates together, H each.
+    The matrices of all gates are concatenated. The word vectors are normalised if the model normalises them. The sizes
+    are: D embedding, V vocabulary, H hidden, X input (D plus the number of user features), G all gates (H per gate).
     """
 
     cell: str
     """`lstm` or `gru`."""
     words_DV: np.ndarray
+    """The input vectors of the words."""
     output_DV: np.ndarray
-    """The same array as `words_DV` if the model is tied."""
+    """The output vectors of the words. The same array as `words_DV` if the model is tied."""
     from_input_XG: np.ndarray
+    """The weights from the input to the gates."""
     from_state_HG: np.ndarray
+    """The weights from the state to the gates."""
     bias_G: np.ndarray
+    """The biases of the gates."""
     projection_HD: np.ndarray
+    """The weights from the state to the output embedding."""
     projection_bias_D: np.ndarray
+    """The bias of the output embedding."""
 
     @property
     def hidden_size(self) -> int:
-        """H, the length of the cell's state."""
+        """H, the length of the state."""
         return self.from_state_HG.shape[0]
 
     @property
     def user_features(self) -> int:
-        """The number of features about the user in the input."""
+        """The number of features about the user that are part of the input."""
         return self.from_input_XG.shape[0] - self.words_DV.shape[0]
 
 
 @torch.no_grad()
 def step_arrays(model: LanguageModel, params_P: Tensor) -> StepArrays:
-    """Arrange the parameters of an LSTM or GRU for one step.
+    """Return the parameters of an LSTM or GRU as the arrays that one step needs.
 
     Args:
         model: An LSTM or GRU.
-        params_P: Its parameters.
+        params_P: The parameters of the model.
 
     Raises:
-        ModelError: The model is of another kind, which has no step.
+        ModelError: The model is neither an LSTM nor a GRU, so it has no state and cannot be computed in steps.
     """
     if not isinstance(model, TiedLSTM | TiedGRU):
         raise ModelError(
             f"A {type(model).__name__} cannot be exported: only models that read word by word (kinds 'tied_lstm' and 'tied_gru') "
-            "have a step that a device can run. Your own module has its own way to ONNX: torch.onnx.export."
+            "have a step that a device can run. Export your own module with torch.onnx.export."
         )
     params = {name: tensor.cpu() for name, tensor in model.layout.split(params_P.float()).items()}
     weight_YG = torch.cat([params[f"{gate}_weight"] for gate in model.gates], dim=-1)
@@ -88,9 +95,12 @@ def step_arrays(model: LanguageModel, params_P: Tensor) -> StepArrays:
 
 
 class CellStepper:
-    """Computes steps of an LSTM or GRU in torch: 0.1 ms per step at the paper's size on one thread.
+    """Computes steps of an LSTM or GRU in torch. At the paper's size a step takes 0.1 ms on one thread.
 
-    User features are not known here and are set to zero.
+    If the model takes features about the user, they are set to zero.
+
+    Args:
+        arrays: The parameters of the model.
     """
 
     def __init__(self, arrays: StepArrays) -> None:
@@ -114,12 +124,16 @@ class CellStepper:
 
 @dataclass(frozen=True)
 class ReplayStepper:
-    """Computes steps of any language model. The state is the words so far, which the model reads again at each step."""
+    """Computes steps of any language model. The state is the words so far, which the model reads again at each step.
+
+    If the model takes features about the user, they are set to zero.
+    """
 
     model: LanguageModel
     params_P: Tensor
+    """The parameters of the model."""
     context: int
-    """The largest number of words read; a module may have no more positions."""
+    """The largest number of words that are read. Earlier words are ignored; a model may have no more positions."""
 
     @torch.no_grad()
     def read(self, state: Sequence[int] | None, word: int) -> tuple[Any, np.ndarray]:
@@ -129,7 +143,7 @@ class ReplayStepper:
 
     @torch.no_grad()
     def read_all(self, words: Sequence[int]) -> np.ndarray:
-        """Read a text (see `ReadsAtOnce.read_all`)."""
+        """Read a whole text (see `ReadsAtOnce.read_all`)."""
         words = list(words)[-self.context :]
         features_F = torch.zeros(self.model.user_features) if self.model.user_features else None
         logits_1TV = self.model.logits(self.model.layout.split(self.params_P), torch.tensor([words]), features_F)
@@ -137,12 +151,12 @@ class ReplayStepper:
 
 
 def stepper_for(model: LanguageModel, params_P: Tensor, context: int) -> Stepper:
-    """The fastest stepper for a model.
+    """Return the fastest stepper for a model.
 
     Args:
         model: The model.
-        params_P: Its parameters.
-        context: The largest number of words that a model without a recurrent state reads.
+        params_P: The parameters of the model.
+        context: The largest number of words that a model other than an LSTM or GRU reads.
     """
     if type(model) in CELLS:
         return CellStepper(step_arrays(model, params_P))
@@ -150,12 +164,14 @@ def stepper_for(model: LanguageModel, params_P: Tensor, context: int) -> Stepper
 
 
 def _lstm(from_input_G: Tensor, from_state_G: Tensor, state_H: Tensor, cell_H: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the next state and the next cell of an LSTM."""
     i, f, g, o = (from_input_G + from_state_G).chunk(4)
     cell_H = torch.sigmoid(f) * cell_H + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(cell_H), cell_H
 
 
 def _gru(from_input_G: Tensor, from_state_G: Tensor, state_H: Tensor) -> tuple[Tensor]:
+    """Return the next state of a GRU."""
     (input_r, input_z, input_n), (state_r, state_z, state_n) = from_input_G.chunk(3), from_state_G.chunk(3)
     keep = torch.sigmoid(input_z + state_z)
     new = torch.tanh(input_n + torch.sigmoid(input_r + state_r) * state_n)
@@ -163,4 +179,5 @@ def _gru(from_input_G: Tensor, from_state_G: Tensor, state_H: Tensor) -> tuple[T
 
 
 def _array(tensor: Tensor) -> np.ndarray:
+    """Return a tensor as a contiguous NumPy array."""
     return np.ascontiguousarray(tensor.detach().numpy())

@@ -1,12 +1,13 @@
 """The choice of engine: which engine sums the updates, on which device, in which precision.
 
-`EngineChoice` is the `[engine]` table of a run file. It is no part of what a run means: a run may be resumed with
-another engine on another machine, and gives the same model within the rounding that tests/agreement states.
+`EngineChoice` is the `[engine]` table of a run file. The table does not define what a run computes: a run may be
+resumed with another engine on another machine, and gives the same model within the rounding that tests/agreement
+states.
 
     engine = EngineChoice(kind="reference", device="cpu").build(model)
 
-`ENGINES` is the registry. A new engine is a class with `sum_updates`, `sum_cohorts` (the protocol in
-engines/engine.py), the two class methods of `EngineClass` below, and a line in `ENGINES`."""
+`ENGINES` is the registry. A new engine needs a class with `device`, `sum_updates` and `sum_cohorts` (the protocol
+`Engine` in engines/engine.py), the two class methods of `EngineClass` below, and a line in `ENGINES`."""
 
 import logging
 from dataclasses import dataclass
@@ -24,21 +25,24 @@ from unheard.models.model import LanguageModel
 
 
 class EngineClass(Protocol):
-    """What the registry needs of the class of an engine."""
+    """The class methods that `EngineChoice` calls on the class of an engine."""
 
     def build(self, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str) -> Engine:
-        """The engine for one model on one device.
+        """Return an engine for one model on one device.
 
         Args:
             model: The model whose updates the engine sums.
-            device: Where it computes.
-            users_at_once: Users in a chunk; None: as many as fit the free memory.
+            device: The device on which the engine computes.
+            users_at_once: The number of users in a chunk. None: the engine chooses as many as fit into memory.
             precision: "auto", "float32" or "bfloat16".
         """
         ...
 
     def unsupported(self, model: LanguageModel, precision: str) -> str | None:
-        """Why the engine cannot run this model in this precision, as a sentence with a remedy; None if it can."""
+        """Return the reason why the engine cannot run this model in this precision; None if it can.
+
+        The reason is a sentence that also says what to do. `EngineChoice.build` uses it as the error message.
+        """
         ...
 
 
@@ -49,7 +53,7 @@ ENGINES: dict[str, EngineClass] = {
 }
 """The engines by their name in a run file.
 
-`kind = "auto"` takes the first that supports the model: faster ones come first.
+`kind = "auto"` takes the first engine that supports the model, so faster engines come first.
 """
 
 logger = logging.getLogger("unheard.engines")
@@ -58,27 +62,28 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineChoice:
-    """Which engine sums the updates, on which device.
+    """Which engine sums the updates, on which device and in which precision.
 
-    The choice is never part of what a run means, so a resumed run may choose anew.
+    The choice does not define what a run computes, so a resumed run may have another engine.
 
     Args:
         kind: "auto", or a name of `ENGINES`.
         device: "auto" (CUDA if there is a GPU), "cpu", "cuda" or "cuda:N".
-        users_at_once: Users in a chunk. None: as many as fit the free memory. On a CPU `vectorised` always takes one.
-        precision: The precision of the products within a user's own local steps: "float32", or "bfloat16" (the default
-            on CUDA). On a CPU bfloat16 is faster if the processor has instructions for it (avx512_bf16 or AMX). The
-            clip of the returned delta and the sum are exact in either case, so the guarantee does not depend on it.
-        rank_timeout: Seconds that ranks wait for each other at the end of a task before the late rank is named.
-        corpus_part: Where each rank finds its part of the corpus, on machines without a shared disk: {rank},
-            {local_rank} and {node} are filled in. None: every rank reads the corpus at the path of the run file. A
-            single process refuses it.
+        users_at_once: The number of users in a chunk. None: as many as fit into memory. The engine `vectorised` always
+            computes one user at a time on a CPU.
+        precision: The precision of the products within a user's local steps: "float32", or "bfloat16" (the default on
+            CUDA). On a CPU bfloat16 is faster if the processor has instructions for it (avx512_bf16 or AMX). The clip
+            of the returned delta and the sum are exact in either case, so the guarantee does not depend on `precision`.
+        rank_timeout: Seconds that ranks wait for each other. After that a `RankError` names the rank that is late.
+        corpus_part: The path at which each rank finds its part of the store, for machines without a shared disk.
+            {rank}, {local_rank} and {node} in it are replaced by the numbers of the rank. None: every rank reads the
+            store at the path of the run file. A run with a single process raises `InvalidValue` if this is set.
         node_timeout: Seconds that the server of a federated run waits for its nodes in each stage of a round. A node
             that is late contributes nothing to the round.
         secure_aggregation: Whether the nodes of a federated run mask their updates, so that the server sees only the
             sum (federated/secure_aggregation.py).
-        parties: How many nodes take part in each secure aggregation at least; those who were not drawn add zero. None:
-            as many as are drawn in an average round, and 3 standard deviations more, at least 8.
+        parties: The smallest number of nodes in each secure aggregation. Nodes without a drawn user add zero. None: the
+            expected number of users per round plus 3 standard deviations, at least 8, but at most the number of nodes.
 
     Raises:
         InvalidValue: For an unknown engine or precision, or a number out of range.
@@ -107,13 +112,13 @@ class EngineChoice:
         )
         require(
             self.users_at_once is None or self.users_at_once >= 1,
-            "users_at_once must be at least 1; leave it out to choose.",
+            "users_at_once must be at least 1; leave it out to let the engine choose.",
         )
         require_positive(rank_timeout=self.rank_timeout, node_timeout=self.node_timeout)
-        require(self.parties is None or self.parties >= 3, "parties must be at least 3; leave it out to choose.")
+        require(self.parties is None or self.parties >= 3, "parties must be at least 3; leave it out for the default.")
 
     def build(self, model: LanguageModel) -> Engine:
-        """Build the engine for a model.
+        """Return the engine for a model.
 
         Raises:
             InvalidValue: If the engine does not support the model or the precision, or the device is not available.
@@ -130,7 +135,11 @@ class EngineChoice:
         raise InvalidValue(reasons[0])
 
     def torch_device(self) -> torch.device:
-        """The torch device of this choice, checked by allocating on it."""
+        """Return the torch device of this choice. Allocates a small tensor to check that a named device works.
+
+        Raises:
+            InvalidValue: If the device is neither "cpu" nor "cuda", or cannot be used on this machine.
+        """
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:

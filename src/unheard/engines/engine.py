@@ -1,7 +1,7 @@
-"""The protocol of an engine: parameters and a cohort in, the bounded sum of its updates out.
+"""The protocol of an engine. It takes parameters and a cohort, and returns the sum of the users' clipped updates.
 
-The plan defines what is computed; the engine decides how. Changing the engine changes neither the result (within stated
-rounding) nor the ledger; tests/agreement checks that for each engine.
+The plan defines what is computed; the engine decides how. Another engine gives the same result (within the rounding
+that tests/agreement states) and the same ledger.
 
 | engine | for | how |
 | --- | --- | --- |
@@ -13,8 +13,8 @@ rounding) nor the ledger; tests/agreement checks that for each engine.
     engine = EngineChoice(kind="auto").build(model)              # engines/choice.py
     total = engine.sum_updates(params_P, users, plan.at(0, model.layout), rng)
 
-On a CPU chunks of users run in parallel, one thread for each chunk: both engines for many users use
-`one_thread_per_chunk`. The sums do not depend on the order in which chunks finish.
+On a CPU, `vectorised` and `stacked` compute chunks of users in parallel, with one thread per chunk
+(`one_thread_per_chunk`). The sums are sums of integers, so they do not depend on the order in which chunks finish.
 """
 
 import ctypes
@@ -36,13 +36,13 @@ from unheard.updates.user_update import User
 
 @dataclass(frozen=True, kw_only=True)
 class Cohort:
-    """The work of one round of one run: the users that were drawn, and what to compute for them.
+    """The users drawn in one round of one run, and what an engine needs to compute their updates.
 
     Args:
         params_P: theta0, the parameters at the beginning of the round.
-        users: The users drawn. Not shown in `repr`: who was drawn, and how many, is private.
+        users: The users drawn. Not shown in `repr`, because the users drawn and their number are private.
         plan: The plan of the round.
-        rng: The stream that the seed of FedSGD's batches is drawn from.
+        rng: The random generator from which the seed of FedSGD's batches is drawn.
     """
 
     params_P: Tensor = field(repr=False)
@@ -52,47 +52,50 @@ class Cohort:
 
     @cached_property
     def seed(self) -> int:
-        """The seed of FedSGD's batches, drawn at the first access."""
+        """The seed of FedSGD's batches. It is drawn at the first access and then kept."""
         return int(self.rng.integers(2**63))
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A seed that is drawn already, in place of a generator: for engines that each sum a part of one cohort."""
+    """A seed that has already been drawn. It takes the place of a generator in `Cohort.rng`.
+
+    Ranks that each sum a part of one cohort must use the same seed, so the leader draws it and sends it to them.
+    """
 
     seed: int
 
     def integers(self, high: int) -> int:
-        """The seed, as `numpy.random.Generator.integers` would return it."""
+        """Return the seed. Has the signature of `numpy.random.Generator.integers`; `high` has no effect."""
         return self.seed
 
 
 class Engine(Protocol):
     """An engine for one model on one device.
 
-    It may keep memory between rounds; whatever that memory holds of users is overwritten before it is read again.
+    An engine may keep buffers between rounds. It overwrites the users' data in them before it reads them again.
     """
 
     @property
     def device(self) -> torch.device:
-        """Where the engine computes, and where its sums are."""
+        """The device on which the engine computes. The sums that it returns are on this device."""
         ...
 
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
-        """The sum over users of w_k * Clip(delta_k).
+        """Return the sum over users of w_k * Clip(delta_k). The sum is private.
 
         Args:
-            params_P: theta0, the model that every user starts from.
+            params_P: theta0, the parameters that every user starts from.
             users: The cohort; may be empty.
             plan: The plan of the round.
-            rng: Seeds FedSGD's batches, nothing else.
+            rng: The source of the seed of FedSGD's batches; nothing else is drawn from it.
         """
         ...
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
-        """The sums of the cohorts of several runs of one model.
+        """Return one sum per cohort, for cohorts of several runs of the same model.
 
         Each sum is the same as if its cohort were summed alone.
         """
@@ -101,12 +104,12 @@ class Engine(Protocol):
 
 @cache
 def keep_freed_memory() -> None:
-    """Ask the C library to keep large blocks of freed memory for the next tensor of their size.
+    """Tell the C library to keep large blocks of freed memory, so that later tensors can reuse them.
 
-    By default it returns them to the system and faults them in again, page by page, in every step, which takes up to a
-    quarter of the time of a user update on a CPU.
+    By default glibc returns large blocks to the system. The next allocation then causes a page fault for every page,
+    which takes up to a quarter of the time of a user update on a CPU. Does nothing if the C library is not glibc.
     """
-    with suppress(OSError, AttributeError):  # not glibc: keep its defaults
+    with suppress(OSError, AttributeError):  # no `mallopt`: not glibc
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, 2**30)
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
@@ -117,7 +120,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHO
 
 @contextmanager
 def one_thread_per_chunk(device: torch.device) -> Iterator[Callable[..., Iterable[Any]]]:
-    """Yield a `map` that runs chunks in parallel on a CPU, each with one torch thread; on a GPU the built-in `map`.
+    """Yield a function like `map`. On a CPU it runs chunks in parallel, each with one torch thread; on a GPU in turn.
 
     One thread per chunk is faster than many threads per operation: small operations do not parallelise well, and
     threads that wait for each other are slow when the machine is busy.
@@ -128,7 +131,7 @@ def one_thread_per_chunk(device: torch.device) -> Iterator[Callable[..., Iterabl
     if device.type != "cpu" or threads == 1:
         yield map
         return
-    torch.set_num_threads(1)  # for the pool's threads, which are new
+    torch.set_num_threads(1)  # The threads of the pool inherit this number when they start.
     try:
         with ThreadPoolExecutor(threads) as pool:
             yield pool.map

@@ -1,12 +1,13 @@
-"""Sums the updates of a cohort for a Hugging Face model, with the windows of many users in one stream.
+"""Sums the updates of a cohort for a Hugging Face model, with the windows of many users in one stream of tokens.
 
-The engine `vectorised` uses it on a GPU. Users take turns: a user occupies one of C places until the last local step,
-and then the next user takes the place, so that streams stay full whatever users' lengths are. A batch that does not
-fit into the rest of a stream continues in the next; the gradient of its parts is added before the local step is taken.
+The engine `vectorised` uses this module on a GPU. A stream has C places. A user occupies one place until the last local
+step; then the next user takes the place. Streams therefore stay full although users have different amounts of text. A
+batch that does not fit into the rest of a stream continues in the next stream; the gradients of its parts are added
+before the local step is taken.
 
 Every step has the same shapes (`StreamSize`), so it is compiled once, and on CUDA recorded as one graph. The number of
-tokens of a stream comes from a measurement of memory. If memory runs out nevertheless, it is halved, and the users who
-had not finished begin again from the parameters of the round: nothing is lost, and nobody is counted twice.
+tokens of a stream is chosen by a measurement of memory. If memory runs out nevertheless, that number is halved, and the
+users who had not finished start again from the parameters of the round. Each user is still counted exactly once.
 
     packed = PackedCohorts(model, device, torch.bfloat16)
     total = packed.sum_updates(params_P, users, plan, seed)
@@ -16,9 +17,10 @@ import gc
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -32,29 +34,41 @@ from unheard.mechanism.sampling import ExampleSampling
 from unheard.models.model import BOS, PAD
 from unheard.models.packed import CannotPack, PackedModel, Stream, StreamSize, fast_score_gradient
 from unheard.parameters import host_memory, to_device
-from unheard.updates.user_update import User
+from unheard.updates.user_update import User, token_counts
 
 TOKENS_AT_ONCE = 2**15
-"""The largest number of tokens of a stream: more is not faster."""
+"""The largest number of tokens of a stream. Longer streams are not faster."""
 SHARE_OF_MEMORY = 0.7
-"""How much of the free memory the activations of a stream may take, by the measurement of a short stream."""
+"""The share of the free memory that the activations of a stream may take. The memory that a stream needs is estimated
+from a measurement of a short stream."""
 LARGE_DELTAS = 2**29
-"""Above this number of coordinates of all users together, local steps are taken one user at a time."""
+"""If the deltas of all users together have at least this number of coordinates, local steps are taken one user at a
+time."""
 LARGEST_DIFFERENCE = 0.1
-"""The largest relative difference of scores between the packed computation in bfloat16 and the model in float32."""
+"""The largest relative difference between the scores of the packed computation and those of the model itself."""
 SMALLEST_STREAM = 2048
-"""Below this number of tokens, activations are computed again in the backward pass instead of being kept."""
-BLOCKS = (64, 32, 16)
-"""Sizes of a block of LoRA, in tokens. The first that leaves little of a full batch's last block empty is used."""
+"""If fewer tokens than this fit into memory, activations are not kept but computed again in the backward pass."""
+BLOCK = 16
+"""The number of tokens of a block if the model is trained through LoRA. The last block of a batch is padded, so small
+blocks leave little of a stream empty."""
 PLACES = 4
-"""Places for each full batch that fits into a stream of LoRA: many users write less than a full batch."""
+"""The number of places per full batch that fits into a stream, with LoRA. It is above 1 because many users have less
+text than a full batch."""
 STEPS_KEPT = 2
-"""Compiled steps that are kept: runs side by side may have two shapes."""
+"""The number of compiled steps that are kept. Runs that are trained together may have plans of two shapes."""
 
 
 @dataclass
 class _Batch:
-    """The windows of one local batch, one after the other."""
+    """The windows of one local batch, flattened to L tokens.
+
+    Args:
+        row_L: The model's row number of each input token.
+        target_L: The row number of each next token.
+        weight_L: What each target counts in the mean loss of the batch.
+        position_L: The position of each token in its window.
+        lengths: The number of tokens of each window.
+    """
 
     row_L: np.ndarray
     target_L: np.ndarray
@@ -64,14 +78,20 @@ class _Batch:
 
     @classmethod
     def of(cls, window_BW: np.ndarray, row_V: np.ndarray, is_said_V: np.ndarray) -> "_Batch":
-        """Flatten the windows of a local batch, without the empty end of each."""
+        """Flatten the windows of a local batch, without the padding at the end of each window.
+
+        Args:
+            window_BW: Token ids of the store.
+            row_V: The model's row number of each token id.
+            is_said_V: Whether each token id has an output row of its own.
+        """
         input_BT, target_BT = window_BW[:, :-1], window_BW[:, 1:]
         is_here_BT = (input_BT != PAD) & (target_BT != PAD)
         lengths_B = np.where(is_here_BT.any(1), is_here_BT.shape[1] - is_here_BT[:, ::-1].argmax(1), 0)
         kept_BT = np.arange(is_here_BT.shape[1]) < lengths_B[:, None]
         counts_L = (is_here_BT & (target_BT != BOS))[kept_BT]
         target_L = np.maximum(target_BT[kept_BT], 0)
-        # Words without a row of their own count in the mean, and have no gradient.
+        # A target without an output row of its own counts in the denominator of the mean, but has no gradient.
         weight_L = (counts_L & is_said_V[target_L]).astype(np.float32) / np.float32(max(int(counts_L.sum()), 1))
         positions_BT = np.broadcast_to(np.arange(is_here_BT.shape[1]), is_here_BT.shape)
         row_L = row_V[np.maximum(input_BT[kept_BT], 0)]
@@ -80,24 +100,40 @@ class _Batch:
 
 @dataclass
 class _Work:
-    """The user at one place of the stream, and how far the user's batches are done."""
+    """The user at one place of the stream, and how much of the user's text has been processed."""
 
     user: int
-    batches: list[np.ndarray]
+    """The index of the user in the cohort."""
+    tokens: int
+    """The number of tokens of the user."""
+    cut: Callable[[], Iterable[np.ndarray]]
+    """Returns the user's batches."""
     step: int = 0
+    """The number of local steps taken."""
     window: int = 0
+    """The number of windows of the current batch that are done."""
     token: int = 0
+    """The number of tokens of the current batch that are done."""
     batch: _Batch | None = None
+    """The current batch; None before its first window is needed."""
+    is_finished: bool = False
+    """Whether all local steps are taken."""
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether all batches were used."""
-        return self.step >= len(self.batches)
+    @cached_property
+    def batches(self) -> list[np.ndarray]:
+        """The user's batches, computed at the first access, so that the first stream of a cohort can start early."""
+        return list(self.cut())
 
 
 @dataclass
 class _HostStream:
-    """One stream in host memory, as one array of 32-bit numbers, so that one copy takes it to the device."""
+    """One stream in host memory, as one array of 32-bit numbers, so that a single copy transfers it to the device.
+
+    Args:
+        size: The shapes of the stream.
+        numbers: The array.
+        parts: Views of the array, by the names of `layout`.
+    """
 
     size: StreamSize
     numbers: Tensor
@@ -105,7 +141,12 @@ class _HostStream:
 
     @staticmethod
     def layout(size: StreamSize, balls: int) -> dict[str, tuple[int, type]]:
-        """The length and the type of each part of the array, in order."""
+        """Return the length and the type of each part of the array, in order.
+
+        Args:
+            size: The shapes of the stream.
+            balls: The number of balls of the clip.
+        """
         return {
             "row_N": (size.tokens, np.int32),
             "position_N": (size.tokens, np.int32),
@@ -113,13 +154,14 @@ class _HostStream:
             "weight_N": (size.tokens, np.float32),
             "user_K": (size.blocks, np.int32),
             "ends_M": (size.windows + 1, np.int32),
+            "span_2C": (2 * size.users, np.int32),
             "is_complete_C": (size.users, np.int32),
             "settings": (2 + balls, np.float32),
         }
 
     @classmethod
     def empty(cls, size: StreamSize, balls: int, device: torch.device) -> "_HostStream":
-        """Allocate a stream of zeros."""
+        """Allocate a stream that consists of padding."""
         layout = cls.layout(size, balls)
         numbers = host_memory((sum(count for count, _ in layout.values()),), torch.int32, device)
         numbers.zero_()
@@ -132,7 +174,15 @@ class _HostStream:
 
 
 class _Step:
-    """One step on buffers of fixed shapes: the gradients of a stream, and a local step of each user whose batch is complete."""
+    """One step on buffers of fixed shapes: computes the gradients of a stream, and then takes local steps.
+
+    A local step is taken for each user whose batch is complete.
+
+    Args:
+        packed: The model.
+        balls: The start and end of each ball of the clip.
+        is_compiled: Whether the local step is compiled.
+    """
 
     def __init__(self, packed: PackedModel, balls: tuple[tuple[int, int], ...], *, is_compiled: bool) -> None:
         self.packed, self.balls = packed, balls
@@ -152,7 +202,7 @@ class _Step:
         self._turn = 0
 
     def next_host(self) -> _HostStream:
-        """Host memory that no copy is reading any more."""
+        """Return the host memory for the next stream, after the last copy from it to the device has ended."""
         self._turn = (self._turn + 1) % len(self.host)
         if (copied := self._copied[self._turn]) is not None:
             copied.synchronize()
@@ -170,7 +220,7 @@ class _Step:
             self.compute()
 
     def record(self) -> None:
-        """Record the step as a CUDA graph; the deltas stay zero, because a new stream is padding."""
+        """Record the step as a CUDA graph. The deltas stay zero, because the stream in the buffers is still padding."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -178,7 +228,7 @@ class _Step:
         self.graph = graph
 
     def compute(self) -> None:
-        """Compute the gradients of the stream, and take the local steps that are due."""
+        """Compute the gradients of the stream, and take the local step of each user whose batch is complete."""
         parts, start = {}, 0
         for name, (count, dtype) in _HostStream.layout(self.packed.size, len(self.balls)).items():
             part = self.numbers[start : start + count]
@@ -191,6 +241,7 @@ class _Step:
             parts["weight_N"],
             parts["user_K"].long(),
             parts["ends_M"],
+            parts["span_2C"].view(2, -1),
         )
         with torch.no_grad():
             for name, leaf in self.packed.leaves.items():
@@ -200,11 +251,11 @@ class _Step:
         with torch.no_grad():
             if self.packed.size.is_shared:
                 self.gradient_CP += torch.cat([gradients[name].flatten(1) for name in self.packed.layout.names], dim=1)
-            else:  # one by one, to need no more memory
+            else:  # layer by layer: joined gradients would need as much memory again
                 for name, part in self.packed.layout.slices.items():
                     self.gradient_CP[:, part] += gradients.pop(name).flatten(1)
             is_complete_C = parts["is_complete_C"].bool()
-            # Large deltas go one by one: a kernel over all of them would be slow to compile, and needs more memory.
+            # Large deltas are processed one user at a time: a kernel over all users compiles slowly and needs memory.
             at_once = len(self.delta_CP) if self.delta_CP.numel() < LARGE_DELTAS else 1
             for first in range(0, len(self.delta_CP), at_once):
                 some = slice(first, first + at_once)
@@ -220,14 +271,14 @@ def _take_local_step(
     settings: Tensor,
     balls: tuple[tuple[int, int], ...],
 ) -> None:
-    """delta <- Clip(keep * delta - eta * gradient) for each user whose batch is complete; in place.
+    """Take the local step of each user whose batch is complete: delta <- Clip(keep * delta - eta * gradient), in place.
 
     Args:
         delta_CP: The users' deltas so far.
-        gradient_CP: The gradients of the batches; zero afterwards for those that are complete.
-        was_clipped_C: Set where a user was clipped.
-        is_complete_C: Whose batch is complete.
-        settings: eta, 1 - eta * lambda, and the radii of the balls.
+        gradient_CP: The gradients of the users' batches. Set to zero for users whose batch is complete.
+        was_clipped_C: Whether a step of each user was clipped so far. Set to True where this step is clipped.
+        is_complete_C: Whether each user's batch is complete.
+        settings: eta, keep = 1 - eta * lambda, and the radii of the balls.
         balls: The start and end of each ball of the clip.
     """
     is_complete_C1 = is_complete_C[:, None]
@@ -235,7 +286,7 @@ def _take_local_step(
         moved_CL = settings[1] * delta_CP[:, start:stop] - settings[0] * gradient_CP[:, start:stop]
         norm_C1 = torch.linalg.vector_norm(moved_CL, dim=1, keepdim=True)
         radius = settings[2 + number]
-        # `where`, not min(1, S/norm): with a NaN the latter can come out as 1, which is no clip at all.
+        # `where` instead of min(1, S / norm): for a NaN the minimum could be 1, and the delta would not be clipped.
         moved_CL = moved_CL * torch.where(norm_C1 > radius, radius / norm_C1, 1.0)
         was_clipped_C |= is_complete_C & (norm_C1[:, 0] > radius)
         delta_CP[:, start:stop] = torch.where(is_complete_C1, moved_CL, delta_CP[:, start:stop])
@@ -243,19 +294,18 @@ def _take_local_step(
 
 
 class PackedCohorts:
-    """Sums of cohorts of a Hugging Face model.
+    """Sums cohorts for a Hugging Face model, with the users' windows packed into streams.
+
+    Call `check` before the first cohort: it raises `CannotPack` for a model that cannot be packed.
 
     Args:
         model: A `HuggingFaceModel`.
         device: "cuda"; "cpu" for tests.
-        dtype: The type of products.
-        users_at_once: The number of places; None: by the shapes of a stream.
-        tokens_at_once: N; None: by a measurement of memory.
-        is_compiled: Whether layers are compiled and steps recorded as a CUDA graph.
-        say: Takes lines about the progress of compilation.
-
-    Raises:
-        CannotPack: At the first cohort, for a model without a rule.
+        dtype: The type in which products are computed.
+        users_at_once: The largest number of places. None: chosen from the number of tokens of a stream.
+        tokens_at_once: N, the number of tokens of a stream. None: chosen by a measurement of memory.
+        is_compiled: Whether layers are compiled and steps recorded as a CUDA graph. Without effect on a CPU.
+        say: Called with lines about the progress of compilation.
     """
 
     def __init__(
@@ -281,10 +331,13 @@ class PackedCohorts:
         self.is_recomputed = False
 
     def check(self, params_P: Tensor) -> None:
-        """Compare the scores of one short stream with those of the model.
+        """Check that the packed computation gives the scores of the model itself, on one short artificial stream.
+
+        Also computes the gradients of the stream once, so that a kernel that does not compile here fails now.
 
         Raises:
-            CannotPack: If the model has a part without a rule, or the scores differ.
+            CannotPack: If a layer of the model cannot be packed, the scores differ by more than
+                `LARGEST_DIFFERENCE`, or a gradient is not finite.
         """
         size = StreamSize(tokens=32, block=16, users=2, windows=4, longest=16, is_shared=self.model.train == "lora")
         packed = PackedModel(self.model.store_module, self.model.layout, size, self.device, self.dtype)
@@ -294,8 +347,10 @@ class PackedCohorts:
         position_N = torch.arange(32, device=self.device) % 8
         ends_M = torch.tensor([0, 8, 16, 24, 32], dtype=torch.int32, device=self.device)
         user_K = torch.tensor([0, 1], device=self.device)
-        none_N = torch.zeros(32, device=self.device)
-        scores_NR = packed.packed_logits(Stream(row_V[token_N], position_N, token_N, none_N, user_K, ends_M)).float()
+        span_2C = torch.tensor([[0, 16], [16, 32]], dtype=torch.int32, device=self.device)
+        weight_N = torch.full((32,), 1 / 16, device=self.device)
+        stream = Stream(row_V[token_N], position_N, row_V[token_N.roll(-1)], weight_N, user_K, ends_M, span_2C)
+        scores_NR = packed.packed_logits(stream).float()
         with torch.no_grad():
             logits_BTV = self.model.logits(self.model.layout.split(params_P), token_N.view(4, 8), None)
         said_V = torch.as_tensor(self.is_said_V, device=self.device)
@@ -303,42 +358,56 @@ class PackedCohorts:
         expected = logits_BTV.reshape(32, -1)[:, said_V].float()
         error = (given - expected).norm() / expected.norm()
         if not error < LARGEST_DIFFERENCE:
-            raise CannotPack(f"packed, it has other scores (relative difference {float(error):.2g})")
+            raise CannotPack(f"its packed scores differ from the model's own (relative difference {float(error):.2g})")
+        if not all(gradient.isfinite().all() for gradient in packed.gradients(stream).values()):
+            raise CannotPack("its packed gradients are not finite")
 
     # ------------------------------------------------------------------------------------------ a cohort
 
     def sum_updates(self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, seed: int) -> CohortSum:
-        """The sum over users of w_k * Clip(delta_k); the same as `Engine.sum_updates`."""
+        """Return the sum over users of w_k * Clip(delta_k), as `Engine.sum_updates` does.
+
+        Args:
+            params_P: The parameters at the beginning of the round.
+            users: The cohort; may be empty.
+            plan: The plan of the round.
+            seed: The seed of FedSGD's batches.
+
+        Raises:
+            ModelError: If one window of one user does not fit into memory.
+        """
         return plan.contribution.sum(self._finished(params_P, users, plan, seed), self.model.layout.total)
 
     def _finished(self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, seed: int) -> Iterator[CohortSum]:
-        """Train the users in the places of the stream, and yield the sum of those that finish together."""
-        # A user's batches are cut when the user takes a place, while the GPU computes the streams before.
+        """Compute the updates of all users. Yield a sum each time that one or more users finish."""
+        # The batches of a user are cut when the user enters a stream, while the GPU computes earlier streams.
         step = self._started(plan, params_P)
-        waiting = _turns([len(user.tokens) for user in users], is_shared=step.packed.size.is_shared)
+        num_tokens_U = token_counts(users)
+        waiting = _turns(num_tokens_U, is_shared=step.packed.size.is_shared)
         places: list[_Work | None] = [None] * step.packed.size.users
         while waiting or any(places):
             for place, work in enumerate(places):
                 if work is None and waiting:
                     k = waiting.pop()
-                    places[place] = _Work(k, list(plan.update.batches(users[k], seed)))
+                    places[place] = _Work(k, int(num_tokens_U[k]), partial(_batches, plan, users, k, seed))
             total: CohortSum | None = None
             try:
                 host = step.next_host()
-                taken = self._fill(host, places, plan, is_end=not waiting)
+                taken = self._fill(host, places, plan)
                 step.run(host)
                 self._advance(places, taken)
                 done = [place for place, work in enumerate(places) if work is not None and work.is_finished]
                 if done:
-                    total = self._contribution(step, done, [places[p].user for p in done], users, plan)  # pyright: ignore
+                    who = [places[place].user for place in done]  # pyright: ignore
+                    total = self._contribution(step, done, num_tokens_U[who], plan)
             except torch.OutOfMemoryError:
                 done = None
-            if done is None:  # outside of `except`, where the error would keep the activations in memory
+            if done is None:  # Not inside `except`: the error's traceback would keep the activations in memory.
                 size = step.packed.size
                 del step
                 self._halve(size, plan)
                 step = self._started(plan, params_P)
-                # The deltas and gradients of unfinished users may be incomplete, so these users begin again.
+                # The step may have failed halfway, so unfinished users start again from deltas of zero.
                 waiting += [work.user for work in places if work is not None]
                 places = [None] * step.packed.size.users
                 continue
@@ -348,7 +417,7 @@ class PackedCohorts:
                 places[place] = None
 
     def _started(self, plan: RoundPlan, params_P: Tensor) -> _Step:
-        """The step for this plan, with the parameters of the round and no users yet."""
+        """Return the step for this plan, loaded with the parameters of the round, and with deltas of zero."""
         step = self._step_for(plan)
         step.theta0_P.copy_(params_P)
         step.delta_CP.zero_()
@@ -356,14 +425,19 @@ class PackedCohorts:
         step.was_clipped_C.zero_()
         return step
 
-    def _contribution(
-        self, step: _Step, done: list[int], who: list[int], users: Sequence[User], plan: RoundPlan
-    ) -> CohortSum:
-        """Sum the clipped updates of the users in the places `done`, and clear those places."""
+    def _contribution(self, step: _Step, done: list[int], num_tokens_U: np.ndarray, plan: RoundPlan) -> CohortSum:
+        """Return the sum of the clipped updates of the users who have finished, and set their rows to zero.
+
+        Args:
+            step: The step that holds the deltas.
+            done: The places of these users.
+            num_tokens_U: The number of tokens of each of these users.
+            plan: The plan of the round.
+        """
         done_D = to_device(np.array(done, dtype=np.int64), self.device)
         delta_UP = step.delta_CP.index_select(0, done_D)
         unclipped_U = ~step.was_clipped_C.index_select(0, done_D) if plan.adaptive_clip else None
-        weight_units_U = plan.weights.units(np.array([len(users[k].tokens) for k in who]))
+        weight_units_U = plan.weights.units(num_tokens_U)
         total = plan.contribution.of_users(delta_UP, weight_units_U, unclipped_U)
         # DP: the row of a finished user is set to zero before the next user gets it; nothing of one user is in the delta
         # of another.
@@ -374,38 +448,39 @@ class PackedCohorts:
 
     # ------------------------------------------------------------------------------------------ a stream
 
-    def _fill(
-        self, host: _HostStream, places: list[_Work | None], plan: RoundPlan, *, is_end: bool = False
-    ) -> dict[int, tuple[int, int, bool]]:
+    def _fill(self, host: _HostStream, places: list[_Work | None], plan: RoundPlan) -> dict[int, tuple[int, int, bool]]:
         """Write the next windows of the users into a stream.
 
+        Where users share a stream (LoRA), the users with the most local steps left come first. Otherwise a few users
+        with many steps would remain at the end of a cohort, and the last streams would be almost empty.
+
         Args:
-            host: Where to write them.
-            places: The users, by place.
-            plan: The local step.
-            is_end: Whether all users of the cohort have had a place. From then on those with the most steps left come
-                first, so that the last streams are full too.
+            host: The stream to write to.
+            places: The user at each place; None for an empty place.
+            plan: The plan of the round.
 
         Returns:
-            For each place with work in the stream: the windows and tokens of its batch that are now taken, and whether
-            the batch is complete.
+            For each place that has windows in this stream: how many windows and how many tokens of the user's current
+            batch are done after this stream, and whether the batch is complete.
         """
         size, parts = host.size, host.parts
-        for name in ("row_N", "position_N", "target_N", "weight_N", "user_K", "is_complete_C"):
+        for name in ("row_N", "position_N", "target_N", "weight_N", "user_K", "span_2C", "is_complete_C"):
             parts[name].fill(0)
         eta = plan.update.learning_rate
         radii = [ball.radius for ball in plan.contribution.balls] or [math.inf]
         parts["settings"][:] = [eta, 1 - eta * plan.update.update_penalty, *radii]
         taken: dict[int, tuple[int, int, bool]] = {}
         ends, cursor = [0], 0
-        order = list(enumerate(places))
-        if is_end and size.is_shared:
-            order.sort(key=lambda pair: 0 if pair[1] is None else pair[1].step - len(pair[1].batches))
+        order = [(place, work) for place, work in enumerate(places) if work is not None]
+        if size.is_shared:
+            per_step = plan.update.unroll * (_windows_per_batch(plan) or 1)
+            order.sort(key=lambda pair: pair[1].step - -(-(pair[1].tokens - 1) // per_step))
         for place, work in order:
-            if work is None:
+            # The first window of a new user does not fit: skip the user before the batches are cut.
+            if work.step == work.window == 0 and min(work.tokens - 1, plan.update.unroll) > size.tokens - cursor:
                 continue
-            if work.is_finished:  # a user without a target
-                taken[place] = (0, 0, False)
+            if not work.batches:  # The user has no token to predict.
+                taken[place] = (0, 0, True)
                 continue
             if work.batch is None:
                 work.batch = _Batch.of(work.batches[work.step], self.row_V, self.is_said_V)
@@ -430,6 +505,7 @@ class PackedCohorts:
                 parts["weight_N"][target] = work.batch.weight_L[source]
                 whole = -(-(cursor + tokens) // size.block) * size.block
                 parts["user_K"][cursor // size.block : whole // size.block] = place
+                parts["span_2C"][[place, size.users + place]] = cursor, cursor + tokens
                 parts["is_complete_C"][place] = is_complete
                 taken[place] = (windows, work.token + tokens, is_complete)
                 if tokens:
@@ -441,18 +517,24 @@ class PackedCohorts:
         return taken
 
     def _advance(self, places: list[_Work | None], taken: dict[int, tuple[int, int, bool]]) -> None:
-        """Record how far the stream took each user."""
+        """Record the progress of each user after a stream.
+
+        Args:
+            places: The user at each place.
+            taken: What `_fill` returned.
+        """
         for place, (windows, tokens, is_complete) in taken.items():
             work = places[place]
             assert work is not None
             work.window, work.token = windows, tokens
             if is_complete:
                 work.step, work.window, work.token, work.batch = work.step + 1, 0, 0, None
+                work.is_finished = work.step >= len(work.batches)
 
     # --------------------------------------------------------------------------------- shapes and compilation
 
     def _step_for(self, plan: RoundPlan) -> _Step:
-        """The step for the shapes of this plan, compiled at its first use."""
+        """Return the step for the shapes of this plan; builds and compiles it at the first call."""
         self.model.check_length(plan.update.unroll)
         balls = tuple((b.where.start, b.where.stop) for b in plan.contribution.balls) or ((0, self.model.layout.total),)
         key = (plan.update.unroll, _windows_per_batch(plan), balls)
@@ -463,7 +545,7 @@ class PackedCohorts:
         return self._steps[key]
 
     def _built(self, plan: RoundPlan, balls: tuple[tuple[int, int], ...]) -> _Step:
-        """Build a step of the largest size that fits into memory."""
+        """Build a step for streams of the largest size that fits into memory."""
         begun = time.perf_counter()
         if self._limit is None:
             self._limit = self._measured_limit(plan)
@@ -482,7 +564,7 @@ class PackedCohorts:
         return step
 
     def _compiled(self, size: StreamSize, balls: tuple[tuple[int, int], ...]) -> _Step:
-        """Compile a step and record it as a CUDA graph, where the model allows it."""
+        """Build a step of one size, compile it, and record it as a CUDA graph. Warn if the model cannot be compiled."""
         packed = PackedModel(self.model.store_module, self.model.layout, size, self.device, self.dtype)
         step = _Step(packed, balls, is_compiled=self.is_compiled)
         if self.is_recomputed:
@@ -498,7 +580,7 @@ class PackedCohorts:
                 attempt()
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # slower, with the same result
+            except Exception as error:  # Without compilation the step is slower, and the result is the same.
                 warnings.warn(f"This model cannot be {action}, and trains more slowly: {error}", stacklevel=2)
                 if attempt == step.compute:
                     self.is_compiled = False
@@ -506,14 +588,14 @@ class PackedCohorts:
         return step
 
     def _size(self, plan: RoundPlan, limit: int) -> StreamSize:
-        """The shapes for streams of at most `limit` tokens."""
+        """Return the shapes for streams of about `limit` tokens, and at least one window."""
         T, B = plan.update.unroll, _windows_per_batch(plan)
         is_shared = self.model.train == "lora"
         if is_shared:
-            block = _block(T * (B or 1))
+            block = BLOCK
             tokens = max(limit // block, -(-T // block)) * block
             per_step = max(1, tokens // (-(-T * (B or 8) // block) * block))
-            # Of examples, few are not full.
+            # In example-level sampling a user is one example, and most examples fill a whole window.
             places = min(PLACES, 2) if isinstance(plan.sampling, ExampleSampling) else PLACES
             users = self.users_at_once or max(places * per_step, 64)
         else:
@@ -521,14 +603,17 @@ class PackedCohorts:
             users = min(max(1, limit // block), self.users_at_once or limit)
             tokens = users * block
         longest = T + block if is_shared else max(T, 1)
-        # Full windows, a shorter one of each user, and padding.
+        # The largest number of windows: full windows, a shorter last window of each user, and windows of padding.
         windows = 2 * -(-tokens // T) + users + 2 if is_shared else users * (-(-block // T) + 2) + 4
         return StreamSize(
             tokens=tokens, block=block, users=users, windows=windows, longest=longest, is_shared=is_shared
         )
 
     def _measured_limit(self, plan: RoundPlan) -> int:
-        """How many tokens fit, from the memory that one short stream takes without compilation."""
+        """Return how many tokens fit into memory, from the memory that one short stream takes without compilation.
+
+        Sets `is_recomputed` if few tokens fit.
+        """
         T = plan.update.unroll
         if self.device.type != "cuda":
             return max(512, T)
@@ -549,7 +634,7 @@ class PackedCohorts:
         return max(limit // step * step, T)
 
     def _bytes_per_token(self, size: StreamSize) -> float:
-        """The memory that the activations of a stream take on the GPU, per token."""
+        """Measure how many bytes of GPU memory the activations of a stream take per token."""
         torch.cuda.reset_peak_memory_stats(self.device)
         packed = PackedModel(self.model.store_module, self.model.layout, size, self.device, self.dtype)
         step = _Step(packed, ((0, self.model.layout.total),), is_compiled=False)
@@ -558,12 +643,12 @@ class PackedCohorts:
         return (torch.cuda.max_memory_allocated(self.device) - before) / size.tokens
 
     def _halve(self, size: StreamSize, plan: RoundPlan) -> None:
-        """Halve the number of tokens of a stream after memory ran out.
+        """Halve the number of tokens of a stream after memory ran out, and warn.
 
-        The last resort, for streams of about one window, is to compute activations again in the backward pass.
+        If a stream cannot be shorter, activations are from now on computed again in the backward pass.
 
         Raises:
-            ModelError: If one window does not fit.
+            ModelError: If one window does not fit into memory in this way either.
         """
         self._steps.clear()
         self._release()
@@ -581,17 +666,27 @@ class PackedCohorts:
             )
 
     def _release(self) -> None:
+        """Return the memory of deleted steps to the GPU."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _turns(lengths: Sequence[int], *, is_shared: bool) -> list[int]:
-    """Return the users in the reverse of the order in which they enter the stream: `pop()` takes the next one.
+def _batches(plan: RoundPlan, users: Sequence[User], k: int, seed: int) -> Iterable[np.ndarray]:
+    """Return the local batches of the k-th user of the cohort."""
+    return plan.update.batches(users[k], seed)
 
-    Users with much text come first: at the end of a cohort, places that nobody needs are idle for few steps. Where users
-    share a stream, the ones with the least text come between them. Else places would hold short texts only in the end,
-    and streams would not be full.
+
+def _turns(lengths: Sequence[int] | np.ndarray, *, is_shared: bool) -> list[int]:
+    """Return the order in which users enter the stream, reversed, so that `pop()` returns the next user.
+
+    Users with the most text come first, so that all places become idle at about the same time at the end of a cohort.
+    Where users share a stream (LoRA), users with the most and with the least text alternate. Otherwise all places would
+    have short texts at the end, and the streams would not be full.
+
+    Args:
+        lengths: The number of tokens of each user.
+        is_shared: Whether users share a stream.
     """
     shortest = sorted(range(len(lengths)), key=lambda k: lengths[k])
     if not is_shared:
@@ -601,7 +696,7 @@ def _turns(lengths: Sequence[int], *, is_shared: bool) -> list[int]:
 
 
 def _recompute(layers: nn.ModuleList) -> None:
-    """Keep the input of each layer only, and compute the rest again in the backward pass."""
+    """Change the layers so that only the input of each is kept, and the rest is computed again in the backward pass."""
     from torch.utils.checkpoint import checkpoint
 
     for layer in layers:
@@ -612,24 +707,25 @@ def _recompute(layers: nn.ModuleList) -> None:
 
 
 def _cover(ends: list[int], up_to: int, size: StreamSize) -> None:
-    """Add windows of padding until `up_to`, so that attention computes every token of the stream."""
+    """Add windows of padding up to the token `up_to`, because attention needs every token of the stream in a window.
+
+    Args:
+        ends: The ends of the windows so far; changed in place.
+        up_to: The end of the last window of padding.
+        size: The shapes of the stream.
+    """
     while ends[-1] < up_to:
         ends.append(min(ends[-1] + size.longest, up_to))
 
 
 def _padding_windows(start: int, size: StreamSize) -> int:
-    """The largest number of windows of padding after a token of the stream."""
+    """Return an upper bound on the number of windows of padding after the token `start` of a stream."""
     rest = size.tokens - start
     return -(-rest // size.longest) + (0 if size.is_shared else -(-rest // size.block)) + 1
 
 
-def _block(tokens: int) -> int:
-    """The size of a block for batches of this many tokens: the largest that leaves little of the last block empty."""
-    return next((b for b in BLOCKS if -(-tokens // b) * b <= 1.02 * tokens), BLOCKS[-1])
-
-
 def _windows_per_batch(plan: RoundPlan) -> int | None:
-    """The number of windows of a full batch; None: as many as a user has."""
+    """Return the number of windows of a full batch; None if a batch holds all windows of a user."""
     return 1 if isinstance(plan.sampling, ExampleSampling) else plan.update.batch_size
 
 

@@ -1,6 +1,6 @@
-"""The reference engine: a loop over users, and in it the paper's UserUpdate line by line.
+"""The reference engine: a loop over users that follows the paper's UserUpdate line by line.
 
-It is slow and simple on purpose: every other engine is tested against it (tests/agreement). In the paper:
+The code is simple rather than fast, because every other engine is tested against it (tests/agreement). It implements
 UserUpdateFedAvg and UserUpdateFedSGD of Algorithm 1.
 """
 
@@ -21,11 +21,11 @@ from unheard.updates.user_update import User
 
 @dataclass(frozen=True)
 class ReferenceEngine:
-    """Computes one user after the other, in the precision of the parameters.
+    """An engine that computes one user after the other, in the precision of the parameters.
 
     Args:
         model: Any language model.
-        device: Where to compute.
+        device: The device on which it computes.
     """
 
     model: LanguageModel
@@ -35,20 +35,20 @@ class ReferenceEngine:
     def build(
         cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
     ) -> "ReferenceEngine":
-        """Make the engine. Neither the chunk size nor the precision has an effect here (see `EngineClass.build`)."""
+        """Return the engine. `users_at_once` and `precision` have no effect here (see `EngineClass.build`)."""
         return cls(model, device)
 
     @classmethod
     def unsupported(cls, model: LanguageModel, precision: str) -> str | None:
-        """Say that bfloat16 is not supported; every model is (see `EngineClass.unsupported`)."""
+        """Return an error message for bfloat16, else None. Every model is supported (see `EngineClass.unsupported`)."""
         if precision == "bfloat16":
-            return "The engine 'reference' is exact: leave precision out, or choose another engine."
+            return "The engine 'reference' does not compute in bfloat16: leave precision out, or choose another engine."
         return None
 
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
-        """Sum the updates of one user after the other, as in the paper's pseudocode (see `Engine.sum_updates`)."""
+        """Return the sum of the users' clipped updates, computed one user at a time (see `Engine.sum_updates`)."""
         params_P = params_P.to(self.device)
         seed = int(rng.integers(2**63))
         each = []
@@ -60,20 +60,20 @@ class ReferenceEngine:
         return plan.contribution.sum(each, self.model.layout.total)
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
-        """Sum one cohort after the other (see `Engine.sum_cohorts`)."""
+        """Return the sum of each cohort, computed one cohort after the other (see `Engine.sum_cohorts`)."""
         return [self.sum_updates(c.params_P, c.users, c.plan, c.rng) for c in cohorts]
 
     def user_update(
         self, theta0_P: Tensor, user: User, plan: RoundPlan, seed: int, unclipped: Tensor | None = None
     ) -> Tensor:
-        """UserUpdateFedAvg(k, theta0, ClipFn) of the paper; FedSGD is the same with one batch.
+        """Compute the update of one user: UserUpdateFedAvg(k, theta0, ClipFn) of the paper. FedSGD has one batch.
 
         Args:
             theta0_P: The parameters at the beginning of the round.
             user: User k, with their text.
             plan: The plan of the round.
-            seed: Of FedSGD's batches.
-            unclipped: A bool tensor, set to False when a local step is clipped.
+            seed: The seed of FedSGD's batches.
+            unclipped: A bool tensor that is set to False in place if a local step is clipped.
 
         Returns:
             delta_k = theta - theta0 after the user's local steps, [P].
@@ -84,12 +84,13 @@ class ReferenceEngine:
             gradient_P = self._gradient(theta_P, torch.as_tensor(batch_BW, device=self.device), features_F)
             gradient_P += plan.update.update_penalty * (theta_P - theta0_P)
             theta_P = self.model.project_local(theta_P - plan.update.learning_rate * gradient_P)
-            # The clip after every local step is the paper's algorithm; the bound itself is enforced in
-            # mechanism/aggregation.
+            # The paper clips after every local step. The guarantee does not rest on this clip: mechanism/aggregation
+            # clips the returned delta again.
             theta_P = theta0_P + clip_(theta_P - theta0_P, plan.contribution.balls, unclipped)
         return theta_P - theta0_P
 
     def _gradient(self, theta_P: Tensor, batch_BW: Tensor, features_F: Tensor | None) -> Tensor:
+        """Return the gradient of the mean loss of one batch with respect to all parameters, [P]."""
         params = {name: layer.detach().requires_grad_() for name, layer in self.model.layout.split(theta_P).items()}
         loss = mean_loss(self.model, params, batch_BW, features_F)
         gradients = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)

@@ -1,16 +1,17 @@
-"""The vectorised engine: any model, many users at once on a GPU, one user per core on a CPU.
+"""The vectorised engine: for any model, computes many users at once on a GPU and one user per core on a CPU.
 
 On a GPU the users of a Hugging Face model are packed into streams of fixed length (engines/packed.py). For any other
-model each user's parameters are one row, and torch.func differentiates the losses of all rows together
+model each user's parameters are one row of a matrix, and torch.func differentiates the losses of all rows together
 (`vmap(grad(loss))`). The step is compiled by torch.compile if possible. Users are sorted by their number of local
 steps, so that a chunk holds users of similar length; users who have finished leave the chunk. tests/agreement compares
 the engine with engines/reference.py.
 
 vmap cannot differentiate code that reads the values of its tensors (`.item()`, `if x.any()`, as in mixtures of
-experts). The engine tests the model with artificial tokens before the first user, and processes users of such a model
-one at a time.
+experts). The engine therefore tries the model on artificial tokens before the first cohort. If vmap fails, it computes
+one user at a time.
 """
 
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -36,15 +37,16 @@ if TYPE_CHECKING:
     from unheard.engines.packed import PackedCohorts
 
 Layers = dict[str, Tensor]
+logger = logging.getLogger("unheard.engines")
 
 
 def gradients_of_users(
     loss: Callable[..., Tensor], layers: Layers, window_UBW: Tensor, features_UF: Tensor | None
 ) -> Layers:
-    """The gradient of each user's loss by that user's own parameters, [U, ...] for each layer.
+    """Return the gradient of each user's loss with respect to that user's own parameters, [U, ...] for each layer.
 
     Args:
-        loss: The loss of one user, as a function of the layers, a window and features.
+        loss: The loss of one user, as a function of the layers, a batch [B, W] and features.
         layers: The parameters of each user, by name, with the users as the first dimension.
         window_UBW: One batch of each user.
         features_UF: The users' features; None if the model takes none.
@@ -56,16 +58,16 @@ def gradients_of_users(
 def gradients_of_one_user(
     loss: Callable[..., Tensor], layers: Layers, window_UBW: Tensor, features_UF: Tensor | None
 ) -> Layers:
-    """`gradients_of_users` for a chunk of one user, without vmap."""
+    """Return the same as `gradients_of_users`, for a chunk of one user, without vmap."""
     own = {name: layer[0] for name, layer in layers.items()}
     gradients = grad(loss)(own, window_UBW[0], None if features_UF is None else features_UF[0])
     return {name: gradient[None] for name, gradient in gradients.items()}
 
 
 def check_model(model: LanguageModel, params_P: Tensor) -> None:
-    """Compute one loss outside of any transform, so that an error of the model itself is reported as such.
+    """Compute one loss without vmap or torch.compile, so that an error in the model itself is raised unchanged.
 
-    The call also moves a torch module to the device.
+    The call also moves the torch module of a model to the device.
     """
     window_UBW, features_UF = _artificial_users(model, params_P)
     with torch.no_grad():
@@ -76,7 +78,7 @@ def supports_vmap(model: LanguageModel, params_P: Tensor) -> bool:
     """Whether vmap can differentiate this model; if not, a warning states the reason."""
 
     def loss(params: Layers, window_BW: Tensor, features_F: Tensor | None) -> Tensor:
-        """The loss of one user on artificial data."""
+        """Return the loss of one user on artificial data."""
         return mean_loss(model, params, window_BW, features_F)
 
     window_UBW, features_UF = _artificial_users(model, params_P)
@@ -84,38 +86,38 @@ def supports_vmap(model: LanguageModel, params_P: Tensor) -> bool:
         gradients_of_users(loss, model.layout.split(params_P.expand(2, -1)), window_UBW, features_UF)
         return True
     except (RuntimeError, ModelError) as error:
-        warnings.warn(f"This model takes one user at a time, and trains more slowly: {error}", stacklevel=2)
+        warnings.warn(f"This model is trained one user at a time, which is slower: {error}", stacklevel=2)
         return False
 
 
 def _artificial_users(model: LanguageModel, params_P: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The tokens and features of two artificial users."""
+    """Return token ids [2, 1, 3] and features (None if the model takes none) of two artificial users."""
     window_UBW = torch.tensor([[[0, 3, 1]], [[0, 1, 3]]], device=params_P.device)
     features_UF = torch.zeros(2, model.user_features, device=params_P.device) if model.user_features else None
     return window_UBW, features_UF
 
 
 CHUNK_BYTES = {"cpu": 2**27, "cuda": 16 * 2**30}
-"""Memory that a chunk of users may take, by type of device, if users_at_once is not given."""
+"""The number of bytes that a chunk of users may take, by type of device, if `users_at_once` is not given."""
 ROWS_AT_ONCE = {"cpu": 1, "cuda": 16}
-"""The number of rows of a chunk is rounded up to a multiple of this: on a GPU each new number of rows is compiled
-anew."""
+"""The number of rows of a chunk is rounded up to a multiple of this number, by type of device. On a GPU the step is
+compiled again for each new number of rows."""
 
 
 @dataclass(frozen=True)
 class VectorisedEngine:
-    """The engine for any model: chunks of users through torch.func.vmap.
+    """An engine for any model. It computes chunks of users with torch.func.vmap.
 
     Args:
         model: Any language model.
         device: "cpu" or "cuda".
-        users_at_once: Users in a chunk; None: as many as fit `CHUNK_BYTES`. Without effect on a CPU.
-        precision: The precision of products: bfloat16 (by autocast; the default on CUDA) or float32. Deltas, the clip
-            and the sum are float32 or exact in either case.
+        users_at_once: The number of users in a chunk. None: as many as fit into `CHUNK_BYTES`. Without effect on a CPU.
+        precision: The precision of products: "bfloat16" (by autocast; the default on CUDA) or "float32". In either
+            case deltas and the clip after local steps are float32, and the sum is exact.
     """
 
     ALONE_ON: ClassVar[tuple[str, ...]] = ("cpu",)
-    """Types of devices on which users are processed one at a time, whatever `users_at_once` is."""
+    """The types of devices on which users are computed one at a time; `users_at_once` has no effect there."""
     model: LanguageModel
     device: torch.device = torch.device("cpu")
     users_at_once: int | None = None
@@ -126,7 +128,7 @@ class VectorisedEngine:
     def build(
         cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
     ) -> "VectorisedEngine":
-        """Make the engine for a model on a device (see `EngineClass.build`)."""
+        """Return the engine for a model on a device (see `EngineClass.build`)."""
         return cls(model, device, users_at_once, precision)
 
     @classmethod
@@ -137,7 +139,10 @@ class VectorisedEngine:
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
-        """Sum the updates of many users at once on a GPU, of one per thread on a CPU (see `Engine.sum_updates`)."""
+        """Return the sum of the users' clipped updates (see `Engine.sum_updates`).
+
+        Computes many users at once on a GPU, and one user per thread on a CPU.
+        """
         params_P = params_P.to(self.device)
         self._choose(params_P)
         seed = int(rng.integers(2**63))
@@ -147,7 +152,7 @@ class VectorisedEngine:
         by_length = sorted(range(len(users)), key=lambda k: batches[k].shape, reverse=True)
 
         def chunk_sum(chunk: list[int]) -> CohortSum:
-            """The sum of the contributions of one chunk of users."""
+            """Return the sum of the contributions of one chunk, given by the indices of its users."""
             unclipped_U = torch.ones(len(chunk), dtype=torch.bool, device=self.device) if plan.adaptive_clip else None
             delta_UP = self._deltas(params_P, [users[k] for k in chunk], [batches[k] for k in chunk], plan, unclipped_U)
             weight_units_U = plan.weights.units(np.array([len(users[k].tokens) for k in chunk]))
@@ -158,17 +163,22 @@ class VectorisedEngine:
             return plan.contribution.sum(run_all(chunk_sum, chunks), self.model.layout.total)
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
-        """Sum one cohort after the other (see `Engine.sum_cohorts`)."""
+        """Return the sum of each cohort, computed one cohort after the other (see `Engine.sum_cohorts`)."""
         return [self.sum_updates(c.params_P, c.users, c.plan, c.rng) for c in cohorts]
 
     def _chunks(self, by_length: list[int], batches: list[np.ndarray]) -> Iterator[list[int]]:
-        """Divide users into chunks that fit into memory, and of which all batches have one size."""
-        # DP: only batches of one size share a chunk. Products of another size round differently: filled up to the
-        # largest in the chunk, one user would move what another adds.
+        """Divide users into chunks that fit into memory. All batches of a chunk have the same shape.
+
+        Args:
+            by_length: The indices of the users, sorted by the shapes of their batches.
+            batches: The batches [S, B, W] of each user.
+        """
+        # DP: only batches of one size share a chunk. Products of another size round differently: if batches were padded
+        # to the largest of the chunk, the size of another user's batch would change a user's contribution.
         for _, alike in groupby(by_length, key=lambda k: batches[k].shape[1:]):
             users = list(alike)
             largest = self._chunk_size(batches[users[0]])
-            # Chunks of one size, so that one compiled step serves them all.
+            # Chunks of equal size, so that they can use the same compiled step.
             size = -(-len(users) // -(-len(users) // largest))
             yield from (users[start : start + size] for start in range(0, len(users), size))
 
@@ -180,11 +190,16 @@ class VectorisedEngine:
         plan: RoundPlan,
         unclipped_U: Tensor | None = None,
     ) -> Tensor:
-        """delta_k of each user of a chunk, [U, P].
+        """Compute the delta of each user of a chunk, [U, P], before the clip of the last local step.
 
-        `users` are sorted by descending steps: those not finished are the first rows.
+        Args:
+            theta0_P: The parameters at the beginning of the round.
+            users: The users, sorted by descending number of local steps, so that unfinished users are the first rows.
+            batches: The batches [S, B, W] of each user.
+            plan: The plan of the round.
+            unclipped_U: Set to False in place for users of whom a local step is clipped.
         """
-        # Batches of all of a user's data have other shapes in each cohort: compiling would take longer than it saves.
+        # Without a batch size the shapes differ in each cohort, so compilation would take longer than it saves.
         is_compiled = plan.update.batch_size is not None
         multiple = min(ROWS_AT_ONCE[self.device.type], self._chunk_size(batches[0])) if is_compiled else 1
         rows = _whole(len(users), multiple)
@@ -196,7 +211,7 @@ class VectorisedEngine:
         eta = plan.update.learning_rate
         balls = plan.contribution.balls
         scale_UJ = torch.ones(rows, len(balls), dtype=theta0_P.dtype, device=self.device)
-        # As tensors, so that one compiled step serves any learning rate and any S.
+        # A tensor, so that the step is not compiled again for another learning rate or another S.
         numbers = to_device(
             np.array([eta, 1 - eta * plan.update.update_penalty, *(b.radius for b in balls)]), self.device
         )
@@ -216,17 +231,17 @@ class VectorisedEngine:
             )
             if unclipped_U is not None:
                 unclipped_U[:at_work] &= (moved_scale_UJ[:at_work] == 1).all(dim=1)
-            # Rows of users who have finished, and padding rows, may be included; their results are not used.
+            # `moved_UP` may also contain rows of finished users and of padding; they are not used.
             if at_work == len(users):
                 delta_UP, scale_UJ = moved_UP, moved_scale_UJ
             else:
                 delta_UP[:at_work].copy_(moved_UP[:at_work])
                 scale_UJ[:at_work].copy_(moved_scale_UJ[:at_work])
-        # The clip of the last step is left to the aggregation, which clips to the same balls.
+        # The aggregation applies the clip of the last step: it clips to the same balls.
         return delta_UP[: len(users)]
 
     def _step(self, *args: Any) -> tuple[Tensor, Tensor]:
-        """One local step of a chunk; on CUDA compiled, if it can be."""
+        """Take one local step of a chunk (see `_local_step`). On CUDA the step is compiled if possible."""
         if self.device.type == "cuda" and self._compiled.get("step") is not False:
             try:
                 if "step" not in self._compiled:
@@ -235,7 +250,7 @@ class VectorisedEngine:
                 return self._compiled["step"](*args)
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # run without compilation: slower, with the same result
+            except Exception as error:  # Without compilation the step is slower, and the result is the same.
                 warnings.warn(f"This model cannot be compiled, and trains more slowly: {error}", stacklevel=2)
                 self._compiled["step"] = False
         return self._local_step(*args)
@@ -250,23 +265,26 @@ class VectorisedEngine:
         numbers: Tensor,
         balls: tuple[tuple[int, int], ...],
     ) -> tuple[Tensor, Tensor]:
-        """keep * delta - eta * gradient for each user, and the scale of its clip by ball.
+        """Take one local step of each user: delta <- keep * delta - eta * gradient. Return the delta and its clip.
 
-        The clip is applied when the delta is next read, which saves a pass over memory. A model that projects after
-        local steps does so before the clip.
+        The clip is not applied yet: the next call applies it when it reads the delta, which saves a pass over memory.
+        If the model projects its parameters after local steps, the projection comes before the clip.
 
         Args:
             theta0_P: The parameters at the beginning of the round.
             delta_UP: The users' deltas so far, before the clip of the last step.
-            scale_UJ: The pending clip: the factor of each ball, 1 where nothing was clipped.
+            scale_UJ: The clip of the last step: the factor of each ball, 1 where nothing was clipped.
             window_UBW: One local batch of each user.
             features_UF: The users' features, if the model takes them.
-            numbers: eta, 1 - eta * lambda, and the radii of the balls.
+            numbers: eta, keep = 1 - eta * lambda, and the radii of the balls.
             balls: The start and end of each ball of the clip.
+
+        Returns:
+            The new deltas [U, P] before their clip, and the factors of their clip [U, J].
         """
 
         def loss(params: dict[str, Tensor], window_BW: Tensor, features_F: Tensor | None) -> Tensor:
-            """The mean loss of one user on one batch."""
+            """Return the mean loss of one user on one batch."""
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_coarse):
                 return mean_loss(self.model, params, window_BW, features_F)
 
@@ -288,18 +306,18 @@ class VectorisedEngine:
         scales = []
         for (start, stop), radius in zip(balls, numbers[2:], strict=True):
             norm_U = torch.linalg.vector_norm(moved_UP[:, start:stop], dim=1)
-            # `where`, not min(1, S/norm): with a NaN the latter can come out as 1, which is no clip at all.
+            # `where` instead of min(1, S / norm): for a NaN the minimum could be 1, and the delta would not be clipped.
             scales.append(torch.where(norm_U > radius, radius / norm_U, 1.0))
         return moved_UP, torch.stack(scales, dim=1) if scales else scale_UJ
 
     def _gradients(
         self, loss: Callable[..., Tensor], layers: dict[str, Tensor], window_UBW: Tensor, features_UF: Tensor | None
     ) -> dict[str, Tensor]:
-        """The gradient of each user's loss by that user's own parameters."""
+        """Return the gradient of each user's loss with respect to that user's own parameters, with or without vmap."""
         return (gradients_of_one_user if self._is_alone else gradients_of_users)(loss, layers, window_UBW, features_UF)
 
     def _choose(self, params_P: Tensor) -> None:
-        """Decide, at the first round, whether users are processed one at a time."""
+        """Decide at the first cohort how users are computed: packed into streams, with vmap, or one at a time."""
         if "alone" in self._compiled:
             return
         check_model(self.model, params_P)
@@ -307,12 +325,15 @@ class VectorisedEngine:
         if self._compiled["packed"] is not None:
             self._compiled["alone"] = False
             return
-        # DP: on a CPU every user has operations of their own. In one array with others it would matter who comes last:
-        # torch computes an array's end by other code, where a sigmoid has another last bit.
+        # DP: on a CPU every user has operations of their own. If users shared an array, the position of a user would
+        # change the result: torch computes the end of an array by other code, and the last bit of a sigmoid differs.
         self._compiled["alone"] = self.device.type in self.ALONE_ON or not supports_vmap(self.model, params_P)
 
     def _packed(self, params_P: Tensor) -> "PackedCohorts | None":
-        """The computation of Hugging Face models with users' tokens in one stream; None where it does not apply."""
+        """Return the packed computation of a Hugging Face model (engines/packed.py).
+
+        Return None for other models, in float32, on a CPU, and, with a warning, if the model cannot be packed.
+        """
         if self.device.type in self.ALONE_ON or not self._is_coarse or not hasattr(self.model, "store_module"):
             return None
         from unheard.engines.packed import PackedCohorts
@@ -323,15 +344,16 @@ class VectorisedEngine:
             packed.check(params_P)
             return packed
         except (CannotPack, RuntimeError, ModelError) as error:
-            warnings.warn(f"This model trains more slowly, through vmap: {error}.", stacklevel=2)
+            warnings.warn(f"The users of this model cannot be packed, so it trains more slowly: {error}.", stacklevel=2)
             return None
 
     @property
     def _is_alone(self) -> bool:
-        """Whether users are processed one at a time, without vmap.
+        """Whether users are computed one at a time, without vmap.
 
-        Decided once for all users: products of another shape round differently, and what one user adds must not depend
-        on who else was drawn."""
+        The choice is made once for all cohorts. Products of another shape round differently, and a user's contribution
+        must not depend on the other users of the cohort.
+        """
         return self._compiled.get("alone", False)
 
     @property
@@ -340,15 +362,19 @@ class VectorisedEngine:
         return self.precision == "bfloat16" or (self.precision == "auto" and self.device.type == "cuda")
 
     def _features(self, users: list[User], rows: int) -> Tensor | None:
+        """Return the features of the users, padded with zeros to [rows, F]; None if the model takes no features."""
         if not self.model.user_features:
             return None
         known = np.stack([u.features for u in users if u.features is not None])
         return to_device(np.pad(known, ((0, rows - len(known)), (0, 0))), self.device)
 
     def _chunk_size(self, batches_SBW: np.ndarray) -> int:
-        """How many users fit into a chunk.
+        """Return how many users fit into a chunk.
 
-        Each user needs about six copies of the parameters, four of the logits, and the model's activations.
+        The estimate per user is six copies of the parameters, four copies of the logits, and the model's activations.
+
+        Args:
+            batches_SBW: The batches of the largest user of the chunk.
         """
         if self._is_alone:
             return 1
@@ -361,8 +387,13 @@ class VectorisedEngine:
 
 
 def _progress(line: str) -> None:
-    """A line on standard error about work that takes long and has no bar of its own."""
-    print(f"unheard: {line}", file=sys.stderr, flush=True)
+    """Print a line about slow work that has no progress bar, such as a compilation, on standard error.
+
+    Prints nothing while the package's loggers are silenced: private selection silences them during its trials, because
+    one line for each group of trials would reveal their number.
+    """
+    if logger.isEnabledFor(logging.CRITICAL):
+        print(f"unheard: {line}", file=sys.stderr, flush=True)
 
 
 def _whole(rows: int, multiple: int) -> int:

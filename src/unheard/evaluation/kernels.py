@@ -1,8 +1,9 @@
-"""The scores of targets in Triton: rank and cross-entropy of each target without the scores of all words in memory.
+"""A Triton kernel for evaluations. Computes the rank and the loss of each target without storing the logits [N, V].
 
-Input: the outputs of a model before its last layer [N, D], the vectors of all words [V, D], and a target for each output.
-Output: the rank of each target and its loss, [N]. next_word.py computes the same from all scores [N, V] (`target_rank`,
-`losses`); the tests compare the two. Products have the precision of float32 (three products of TF32).
+Input: the outputs of a model before its last layer [N, D], the vectors of all words [V, D], and a target for each
+output. Output: the rank of each target and its loss, [N]. `target_rank` and `losses` of next_word.py compute the same
+from stored logits; the tests compare the two. Each product is computed as three TF32 products, which gives the
+precision of float32.
 """
 
 import torch
@@ -11,19 +12,20 @@ import triton.language as tl
 from torch import Tensor
 
 POSITIONS, WORDS = 64, 64
-"""Positions per program, and words that it scores at a time."""
+"""The number of positions that one program of the kernel handles, and the number of words that it scores at a time."""
 
 
 def score_targets(output_ND: Tensor, vector_VD: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Score targets by the products of outputs and word vectors.
+    """Compute the rank and the loss of each target. The logit of a word is the product of output and word vector.
 
     Args:
-        output_ND: Float32, one row per position.
-        vector_VD: Float32, one row per word.
-        target_N: The number of the target at each position.
+        output_ND: The outputs of the model, float32, one row per position; on a GPU.
+        vector_VD: The word vectors, float32, one row per word; on the same GPU.
+        target_N: The token id of the target at each position.
 
     Returns:
-        The rank of each target, as `target_rank` counts it, int32 [N]; its cross-entropy in nats, float32 [N].
+        The rank of each target, counted from 1 as in `target_rank`, int32 [N]; and its cross-entropy in nats,
+        float32 [N].
     """
     (N, D), V = output_ND.shape, len(vector_VD)
     rank_N = torch.empty(N, dtype=torch.int32, device=output_ND.device)
@@ -41,7 +43,10 @@ def _score(
     outputs, vectors, targets, ranks, losses, N, V,
     D: tl.constexpr, DB: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """Ranks and losses of BN positions. The sum of exponentials is relative to the largest score so far."""
+    """Compute the ranks and losses of BN positions in one pass over the words, BV words at a time.
+
+    `total` is the sum of exp(score - peak), where `peak` is the largest score so far, so that exp() cannot overflow.
+    """
     n, d, v = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN), tl.arange(0, DB), tl.arange(0, BV)
     inside = n < N
     of_output = inside[:, None] & (d < D)[None, :]
@@ -59,7 +64,7 @@ def _score(
         higher = tl.maximum(peak, tl.max(score, 1))
         total = total * tl.exp(peak - higher) + tl.sum(tl.exp(score - higher[:, None]), 1)
         peak = higher
-        # The target itself is left out: its score here may differ from `own` by rounding.
+        # Do not compare the target with itself: its score here may differ from `own` by rounding.
         ahead += tl.sum(((score >= own[:, None]) & (word[None, :] != target[:, None])).to(tl.int32), 1)
     tl.store(ranks + n, tl.where(own == own, 1 + ahead, 0), mask=inside)
     tl.store(losses + n, peak + tl.log(total) - own, mask=inside)

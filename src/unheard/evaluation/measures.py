@@ -1,29 +1,30 @@
-"""All measures of a released model on held-out users, written as measures.json into the run folder.
+"""Computes all measures of a released model on held-out users and writes them to measures.json in the run folder.
 
     measures = full_measures(Measured(model=..., params_P=..., ...), run.evaluation)
     write_measures(folder, measures)
 
 Input: a model, held-out users and the vocabulary. Output: accuracies by token, by user and by word frequency, the
 paper's head-word histograms (its last table), baselines on the same targets, and predictions after a few prompts.
-`report/` reads the file without torch. The numbers are exact functions of held-out users' text: they have no noise, and
-held-out users have no guarantee. Nothing here reads a training user.
+`report/` reads the file without torch. The measures are computed from held-out users' text without noise, so held-out
+users have no privacy guarantee. This module never reads the text of training users.
 
-**Scores.** All figures are computed from the same rows, one for each target that counts, in the order of the text. Which
-targets count is decided in docs/decisions/0004-what-counts-in-accuracy.md.
+**Scores.** All measures are computed from the same rows. There is one row for each target that counts, in the order of
+the text. docs/decisions/0004-what-counts-in-accuracy.md decides which targets count.
 
     scores, heads = score(model, params_P, users, unroll=80)
     by_token(scores)        # each target counts once, as in training's evaluations
-    by_user(scores)         # each user counts once, however much the user wrote
-    by_band(scores, 10_000) # accuracy by word frequency: privacy costs accuracy on rare words first
+    by_user(scores)         # each user counts once, even if one user wrote more than another
+    by_band(scores, 10_000) # accuracy by word frequency: private training loses accuracy on rare words first
 
-**Baselines** on the same text as a model: the most frequent word, and a bigram model with back-off.
+**Baselines.** Two simple models are scored on the same text: one always predicts the most frequent words, the other is
+a bigram model with back-off.
 
     score_baselines(users, other_texts, vocabulary_size, are_public=False)     # {"bigram with back-off": Scores, ...}
 
-Input: held-out users, and text of other users to count words in. Output: `Scores` with the same rows as a model's. The
-counts are never of training users' text: counting it without noise would be a release outside the ledger. They are of
-the corpus's public users if it has some, else of held-out users, each scored by counts of the others
-(docs/decisions/0040-baselines-without-training-users.md).
+Input: held-out users, and text of other users in which words are counted. Output: `Scores` with the same rows as a
+model's. Words of training users are never counted: an exact count would be a release that no ledger records. If the
+store has public users, their words are counted. Otherwise the words of held-out users are counted, and each held-out
+user is scored with the counts of other held-out users (docs/decisions/0040-baselines-without-training-users.md).
 """
 
 import json
@@ -48,32 +49,34 @@ from unheard.run_folder import MEASURES_FORMAT, RunFolder, replace_file
 from unheard.updates.user_update import User
 
 GUESSES = 10
-"""How many of a model's predictions are examined: the paper's head-word histograms take the top 10."""
+"""The number of predictions per target that are examined. The paper's head-word histograms use the top 10."""
 HEADS = (10, 50, 100)
-"""Sizes of the sets of most frequent words in the head-word histograms."""
+"""The numbers of most frequent words ("head words") for which a histogram is computed."""
 FIRST_WORD = UNK + 1
 """The id of the dictionary's most frequent word. BOS, EOS and UNK come before it and are not words."""
 PERCENTILES = (5, 25, 50, 75, 95)
 BANDS = (10, 100, 1_000, 10_000)
-"""Last ranks of the bands of word frequency, in the dictionary's order (docs/decisions/0041-bands-and-heads.md)."""
+"""The last rank of each band of word frequency. Ranks are positions in the dictionary, which is sorted by frequency
+(docs/decisions/0041-bands-and-heads.md)."""
 DISCOUNT = 0.75
-"""Absolute discounting (Ney, Essen and Kneser, 1994): subtracted from every count of a pair, and given to unseen
-pairs."""
+"""The discount of absolute discounting (Ney, Essen and Kneser, 1994). It is subtracted from the count of each pair of
+words that was seen, and its mass is given to the pairs that were not seen."""
 FOLDS = 5
-"""Folds of held-out users, where they are scored by counts of the others."""
+"""The number of folds of held-out users. Each fold is scored with the word counts of the other folds."""
 FIT_TOKENS = 2_000_000
-"""The most tokens to count in: more would be slow and would not change the figures."""
+"""The number of tokens to count words in, at most. More tokens would take longer and hardly change the measures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """The model's predictions on held-out text, with one row for each target (each next word).
+    """How well a model predicts held-out text, with one row for each target (each next word).
 
     Attributes:
-        user_N: The index of the user who wrote it.
-        target_N: The token id.
-        rank_N: Its rank among the model's predictions: 0 for the first, 1 for the second; GUESSES if not among them.
-        loss_N: Its cross-entropy, in nats.
+        user_N: The index of the user who wrote the target.
+        target_N: The token id of the target.
+        rank_N: The rank of the target among the model's predictions: 0 for the most likely word, 1 for the second;
+            GUESSES if the target is not among the top GUESSES words.
+        loss_N: The cross-entropy of the target, in nats.
     """
 
     user_N: np.ndarray
@@ -82,7 +85,7 @@ class Scores:
     loss_N: np.ndarray
 
     def hits(self, k: int) -> np.ndarray:
-        """Which targets are among the top k predictions. A word outside the dictionary is always a mistake."""
+        """Return which targets are among the top k predictions, bool [N]. UNK as a target is always a mistake."""
         return (self.rank_N < k) & (self.target_N != UNK)
 
     def __len__(self) -> int:
@@ -91,9 +94,12 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCounts:
-    """How many of the top 10 predictions are among the 10, 50 and 100 most frequent words, as histograms over targets.
+    """Histograms of how many of a target's top 10 predictions are among the 10, 50 or 100 most frequent words.
 
-    Paper: the last table of the appendix. A model that predicts frequent words only has most of its mass at 10.
+    Paper: the last table of the appendix. If a model predicts frequent words only, most targets are in the last bin.
+
+    Attributes:
+        histograms: For each number of head words in HEADS, how many targets have 0, 1, ..., 10 of them, int64 [11].
     """
 
     histograms: dict[int, np.ndarray]
@@ -109,16 +115,19 @@ def score(
     progress: Callable[[int, int], None] | None = None,
     parallel_map: ParallelMap = sequential_map,
 ) -> tuple[Scores, HeadCounts]:
-    """Score every target of these users, with the windows and ranks of training's evaluations.
+    """Score every target of these users. Windows and ranks are the same as in the evaluations during training.
 
     Args:
         model: The model.
         params_P: Its parameters, on the device to evaluate on.
         users: Held-out users.
         unroll: Tokens per window; each window starts from a zero state.
-        at_once: Tokens per batch; None: as many as the device takes.
-        progress: Called after each batch with the number of users done and their total.
-        parallel_map: How the batches are distributed: one after the other, or over ranks (training/worker.py).
+        at_once: Tokens per batch; None for the number that `tokens_at_once` returns for the device.
+        progress: Called after each batch with the number of users scored so far and the number of all users.
+        parallel_map: Computes the batches: `sequential_map` in this process, or a map over ranks (training/worker.py).
+
+    Returns:
+        One row of scores for each target, and the histograms of head words.
 
     Raises:
         InvalidValue: The users have no text to predict.
@@ -146,13 +155,16 @@ def score(
 def score_batch(
     model: LanguageModel, params: Mapping[str, Tensor], windows_BW: Tensor, features_F: Tensor | None
 ) -> np.ndarray:
-    """Return the row of one batch: the rank of every target, then their losses, then a histogram for each of HEADS.
+    """Return the scores of one batch in one array, since a `ParallelMap` sends one array per batch between processes.
 
     Args:
         model: The model.
         params: Its parameters by layer.
-        windows_BW: Windows of token ids, all with the same features of the user.
-        features_F: The features of the user, if the model takes them.
+        windows_BW: Windows of token ids; all from one user if the model takes features.
+        features_F: The features of that user; None if the model takes none.
+
+    Returns:
+        The ranks of all N targets that count, then their losses, then a histogram of 11 numbers for each of HEADS.
     """
     input_BT, target_BT, counts_BT = window_targets(windows_BW)
     logits_NV = model.logits(params, input_BT, features_F)[counts_BT]
@@ -161,16 +173,26 @@ def score_batch(
 
 
 def _ranks(logits_NV: Tensor, target_N: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The target's rank among all predictions (UNK is one of them), its loss, and the top predictions."""
-    most = min(GUESSES + 2, logits_NV.shape[1])  # two more, since BOS and UNK are never suggested
+    """Return the rank of each target (as in `Scores.rank_N`), its loss, and the 12 words with the highest logits.
+
+    BOS and UNK are included in ranks and words.
+    """
+    most = min(GUESSES + 2, logits_NV.shape[1])  # two more than GUESSES, because `_histogram` leaves out BOS and UNK
     top_NK = logits_NV.topk(most, dim=1).indices
-    rank_N = target_rank(logits_NV, target_N)  # as in training's evaluations, so that one model has one accuracy
+    rank_N = target_rank(logits_NV, target_N)  # the function that training's evaluations use, so accuracies agree
     rank_N = torch.where((rank_N > 0) & (rank_N <= GUESSES), rank_N - 1, GUESSES)
     return rank_N.cpu().numpy(), losses(logits_NV, target_N).cpu().numpy(), top_NK.cpu().numpy()
 
 
 def _histogram(top_NK: np.ndarray, head: int) -> np.ndarray:
-    """How many of the top 10 predictions of each row are head words (never BOS or UNK), as a histogram over rows."""
+    """Count the head words among the top 10 predictions of each target; return the histogram of the counts, [11].
+
+    BOS and UNK are never suggested as next words, so they are removed before the top 10 are taken.
+
+    Args:
+        top_NK: The token ids with the highest logits, best first.
+        head: The number of head words.
+    """
     may_NK = (top_NK != BOS) & (top_NK != UNK)
     suggested_NK = may_NK & (np.cumsum(may_NK, axis=1) <= GUESSES)
     in_head_NK = suggested_NK & (top_NK >= FIRST_WORD) & (top_NK < FIRST_WORD + head)
@@ -178,7 +200,10 @@ def _histogram(top_NK: np.ndarray, head: int) -> np.ndarray:
 
 
 def by_token(scores: Scores) -> dict[str, float]:
-    """Accuracies, loss and perplexity over all targets, each counted once."""
+    """Return accuracies, loss and perplexity over all targets. Each target counts once.
+
+    The keys are those of `evaluate` in next_word.py.
+    """
     is_word_N = scores.target_N != EOS
     return {
         **{f"accuracy_top{k}": float(scores.hits(k).mean()) for k in TOP},
@@ -190,7 +215,10 @@ def by_token(scores: Scores) -> dict[str, float]:
 
 
 def by_user(scores: Scores) -> dict[str, dict[str, float]]:
-    """Mean and percentiles over users of each user's accuracies and perplexity. The number of users is not returned."""
+    """Compute accuracies and perplexity for each user; return the mean and the percentiles over users.
+
+    The result has one item per measure. It does not contain the number of users.
+    """
     users_U, of_user_N = np.unique(scores.user_N, return_inverse=True)
     targets_U = np.bincount(of_user_N, minlength=len(users_U))
     columns = {f"accuracy_top{k}": np.bincount(of_user_N, weights=scores.hits(k)) / targets_U for k in TOP}
@@ -200,11 +228,16 @@ def by_user(scores: Scores) -> dict[str, dict[str, float]]:
 
 
 def by_band(scores: Scores, vocabulary_size: int) -> list[dict[str, Any]]:
-    """Accuracies on the targets of each band of word frequency; `share` is its fraction of all targets.
+    """Return the accuracies on the targets of each band of word frequency.
 
     Args:
         scores: The scores of all targets.
-        vocabulary_size: The number of words; the last band ends there.
+        vocabulary_size: The number of token ids, BOS, EOS and UNK included; the last band of words ends there.
+
+    Returns:
+        One item per band: end of sentence, then the words by rank, then UNK. `targets` is the number of targets in the
+        band and `share` their fraction of all targets; `first` and `last` are ranks of words. An accuracy is None if
+        the band has no target.
     """
     last_word = vocabulary_size - FIRST_WORD
     bands = [_band(scores, "end of sentence", scores.target_N == EOS)]
@@ -237,12 +270,12 @@ def _perplexity(loss: float) -> float:
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of words and of pairs of successive words.
+    """Counts of words and of pairs of successive words, from which the baselines are computed.
 
     Attributes:
         unigram_V: How often each word occurs as a target.
-        pairs_M: The pairs that occur, as previous * V + word, sorted.
-        times_M: How often each of them occurs.
+        pairs_M: The pairs that occur, sorted; a pair is stored as the number previous * V + word.
+        times_M: How often each pair of `pairs_M` occurs.
     """
 
     unigram_V: np.ndarray
@@ -251,11 +284,11 @@ class Counts:
 
     @classmethod
     def of(cls, texts: Sequence[np.ndarray], size: int) -> "Counts":
-        """Count the words and the pairs of words of texts.
+        """Count the words and the pairs of successive words in some texts.
 
         Args:
             texts: One array of token ids for each user.
-            size: The number of token ids of the vocabulary.
+            size: V, the number of token ids of the vocabulary.
         """
         empty = [np.empty(0, dtype=np.int64)]
         before = np.concatenate([text[:-1].astype(np.int64) for text in texts] or empty)
@@ -266,31 +299,34 @@ class Counts:
 
     @cached_property
     def probs_V(self) -> np.ndarray:
-        """Unigram probabilities with add-one smoothing; 0 for BOS, which is never a target."""
+        """The unigram probability of each word, with add-one smoothing; 0 for BOS, which is never a target."""
         raised_V = self.unigram_V + 1.0
         raised_V[BOS] = 0.0
         return raised_V / raised_V.sum()
 
     @cached_property
     def order(self) -> np.ndarray:
-        """Words by falling frequency, ties by the dictionary's rank; without UNK and BOS, which are never predicted."""
+        """The token ids, most frequent first; ties are in the order of the dictionary. UNK and BOS are left out."""
         order = np.argsort(-self.unigram_V, kind="stable")
         return order[(order != BOS) & (order != UNK)]
 
     def after(self, previous: int) -> tuple[np.ndarray, np.ndarray]:
-        """The words that occur after `previous`, and how often."""
+        """Return the words that occur after the word `previous`, and how often each of them does."""
         size = len(self.unigram_V)
         begin, end = np.searchsorted(self.pairs_M, [previous * size, (previous + 1) * size])
         return self.pairs_M[begin:end] - previous * size, self.times_M[begin:end]
 
 
 def score_unigram(counts: Counts, before_N: np.ndarray, target_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return ranks and losses of a model that always predicts the most frequent words.
+    """Score a model that always predicts the most frequent words.
 
     Args:
         counts: Counts of words and of pairs.
-        before_N: The word before each target.
+        before_N: The word before each target; not used here, see `score_bigram`.
         target_N: The targets.
+
+    Returns:
+        The rank and the loss of each target, as in `Scores`.
     """
     rank_V = np.full(len(counts.unigram_V), GUESSES)
     rank_V[counts.order[:GUESSES]] = np.arange(len(counts.order[:GUESSES]))
@@ -298,12 +334,15 @@ def score_unigram(counts: Counts, before_N: np.ndarray, target_N: np.ndarray) ->
 
 
 def score_bigram(counts: Counts, before_N: np.ndarray, target_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return ranks and losses of a bigram model that backs off to unigrams (absolute discounting).
+    """Score a bigram model that backs off to unigrams, with absolute discounting.
 
     Args:
         counts: Counts of words and of pairs.
         before_N: The word before each target.
         target_N: The targets.
+
+    Returns:
+        The rank and the loss of each target, as in `Scores`.
     """
     rank_N, loss_N = np.full(len(target_N), GUESSES), np.zeros(len(target_N))
     for previous in np.unique(before_N):
@@ -316,11 +355,11 @@ def score_bigram(counts: Counts, before_N: np.ndarray, target_N: np.ndarray) -> 
 
 
 def bigram(counts: Counts, previous: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return P(word | previous) for every word, and the ten most likely words.
+    """Return P(word | previous) for every word, [V], and the ten most likely words without BOS and UNK.
 
     Args:
         counts: Counts of words and of pairs.
-        previous: The id of the word before.
+        previous: The token id of the previous word.
     """
     seen, times = counts.after(previous)
     unseen_mass = 1.0 - counts.probs_V[seen].sum()
@@ -330,30 +369,34 @@ def bigram(counts: Counts, previous: int) -> tuple[np.ndarray, np.ndarray]:
         probs_V *= discount * len(seen) / times.sum() / max(unseen_mass, 1e-12)
         probs_V[seen] = (times - discount) / times.sum()
     may = seen[(seen != UNK) & (seen != BOS)]
-    rest = counts.order[: GUESSES + len(seen)]  # unseen words are ordered by their own frequency
+    # The probability of an unseen word is proportional to its unigram probability, so the most frequent are the best.
+    rest = counts.order[: GUESSES + len(seen)]
     may = np.concatenate([may, rest[~np.isin(rest, seen)][:GUESSES]])
     return probs_V, may[np.lexsort((may, -probs_V[may]))][:GUESSES]
 
 
 BASELINES = {"most frequent word": score_unigram, "bigram with back-off": score_bigram}
+"""The functions that score the baselines, by the names under which measures.json lists them."""
 
 
 def score_baselines(
     users: Sequence[User], others: Sequence[np.ndarray], size: int, *, are_public: bool
 ) -> dict[str, Scores]:
-    """Score held-out users by each baseline.
+    """Score held-out users with each baseline.
 
     Args:
         users: The users to score.
-        others: Text to count in: public text, or the text of all held-out users, with `users` first and in order.
+        others: The texts in which words are counted, one per user: public text, or the text of held-out users. In the
+            second case it must begin with the texts of `users`, in the same order.
         size: The size of the vocabulary.
-        are_public: Whether `others` is public text. Else each user is scored by the counts of other folds.
+        are_public: Whether `others` is public text. If not, each user is scored with the counts of the other folds, so
+            that no user's own text is counted.
 
     Returns:
-        Scores by the name of the baseline; empty if there are fewer than two users to count in.
+        Scores by the name of the baseline; empty if `others` is not public and has fewer than two users.
     """
     if not are_public and len(others) < 2:
-        return {}  # one user cannot be scored by the counts of the others
+        return {}  # a single user has no other users whose words can be counted
     folds = 1 if are_public else min(FOLDS, len(others))
     parts: dict[str, list[tuple[np.ndarray, ...]]] = {name: [] for name in BASELINES}
     for fold in range(folds):
@@ -365,7 +408,10 @@ def score_baselines(
 
 
 def _targets(users: Sequence[tuple[int, User]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For every target that counts: the user's index, the token before it, and the token."""
+    """Return three arrays with one entry per target that counts: the user's index, the token before it, and the target.
+
+    `users` holds pairs of an index and a user.
+    """
     empty = [np.empty(0, dtype=np.int64)]
     numbers = np.concatenate([np.full(max(len(u.tokens) - 1, 0), i) for i, u in users] or empty)
     before = np.concatenate([u.tokens[:-1].astype(np.int64) for _, u in users] or empty)
@@ -375,26 +421,27 @@ def _targets(users: Sequence[tuple[int, User]]) -> tuple[np.ndarray, np.ndarray,
 
 
 def _joined(parts: list[tuple[np.ndarray, ...]]) -> Scores:
-    """Scores of all parts, each of them the columns of `Scores` for some targets."""
+    """Concatenate parts into one `Scores`. A part is a tuple of the columns of `Scores`, in order, for some targets."""
     user_N, target_N, rank_N, loss_N = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Scores(user_N=user_N, target_N=target_N, rank_N=rank_N, loss_N=loss_N)
 
 
 SUGGESTIONS = 5
-"""Predicted words per prompt."""
+"""The number of predicted words per prompt."""
 logger = logging.getLogger("unheard.evaluation")
 PROMPTS = ("how are", "i don't", "what do you", "have a nice", "thank you so")
-"""English beginnings to continue. `prompts_for` returns none for a vocabulary of another language."""
+"""English texts whose next word is predicted. `prompts_for` omits them for a vocabulary of another language."""
 
 
 def prompts_for(vocabulary: Mapping[str, Any]) -> Sequence[str]:
-    """Return the usual prompts if they may be in the language of a store's text.
+    """Return the English PROMPTS, or none if the vocabulary of a store is known to be of another language.
 
     >>> prompts_for({"kind": "public", "language": "de"})
     ()
 
     Args:
-        vocabulary: The record of the vocabulary in corpus.json. A vocabulary that is not a public list names no language.
+        vocabulary: The record of the vocabulary in corpus.json. Only public word lists name a language; without it the
+            language is taken to be English.
     """
     return PROMPTS if vocabulary.get("language", "en") == "en" else ()
 
@@ -408,8 +455,9 @@ class Measured:
         params_P: Its parameters.
         vocabulary: The words of its output layer.
         tokenizer: How prompts are split into tokens.
-        held_out: Held-out users in the store's order: at least those that are evaluated. The baselines count in all.
-        public: Text of the corpus's public users, if it has some: the baselines are then fitted on it.
+        held_out: Held-out users in the store's order. The first are evaluated, up to `Evaluation.max_tokens`. Without
+            public text the baselines count the words of all of them.
+        public: The texts of the store's public users, in which the baselines count words; empty if there are none.
     """
 
     model: LanguageModel
@@ -432,10 +480,16 @@ def full_measures(
 
     Args:
         what: The model and the text.
-        how: How much held-out text, in which windows.
-        prompts: Texts whose most likely next words are included.
-        progress: Called with the number of users done and their total.
-        parallel_map: How the batches are distributed: one after the other, or over ranks (training/worker.py).
+        how: How much held-out text is used, and the length of the windows.
+        prompts: Texts; the result contains the most likely next words after each.
+        progress: Called after each batch with the number of users scored so far and the number of all users.
+        parallel_map: Computes the batches: `sequential_map` in this process, or a map over ranks (training/worker.py).
+
+    Returns:
+        Measures as values that JSON can hold; None stands for a number that is not finite.
+
+    Raises:
+        InvalidValue: The users have no text to predict.
     """
     users, size = how.choose(what.held_out), len(what.vocabulary)
     scores, heads = score(
@@ -462,7 +516,9 @@ def full_measures(
 
 
 def write_measures(folder: RunFolder, measures: dict[str, Any]) -> None:
-    """Write measures.json, with the digest of the model that it describes.
+    """Write measures.json into a run folder, with the digest of the folder's model.
+
+    The digest lets a reader of the file detect that the model has changed since.
 
     Args:
         folder: The run folder.
@@ -479,7 +535,10 @@ def _predictions(what: Measured, text: str) -> list[dict[str, Any]]:
 
 
 def _finite(value: Any) -> Any:
-    """The value with null for NaN and infinity, which JSON does not have: a model that diverged has no loss."""
+    """Return the value with None in place of NaN and infinity, which JSON cannot hold.
+
+    The loss of a model that diverged is not finite.
+    """
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):

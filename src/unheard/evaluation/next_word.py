@@ -1,11 +1,11 @@
-"""Next-word accuracy and loss on held-out users, and the most likely next words after a text.
+"""Computes next-word accuracy and loss on held-out users, and predicts the most likely next words after a text.
 
     users = Evaluation(max_tokens=75_000).choose(users_in_turn(store.held_out, model))
     evaluate(model, params_P, users, unroll=80)         # {"accuracy_top1": ..., "loss": ..., "perplexity": ...}
     predict(model, params_P, vocabulary, ["how", "are"])   # [("you", 0.41), ...]
 
 Paper: appendix "Accuracy metrics". A target outside the dictionary always counts as a mistake, even if the model
-predicts UNK. BOS is never a target; EOS is one, since a keyboard must know when to stop
+predicts UNK. BOS is never a target. EOS is a target, because a keyboard must predict the end of a sentence
 (docs/decisions/0004-what-counts-in-accuracy.md).
 """
 
@@ -29,12 +29,13 @@ from unheard.parameters import to_device
 from unheard.updates.user_update import User, windows_of
 
 TOP = (1, 3, 5)
-"""The k of the reported top-k accuracies."""
+"""The values of k for which a top-k accuracy is reported."""
 TOKENS_AT_ONCE = {"cpu": 4_000, "cuda": 80_000}
-"""Positions scored at a time. A GPU needs the same time for each step of few windows and of many, so it takes many."""
+"""The number of positions to score at a time. On a GPU a time step takes about as long for many windows as for few, so
+large batches are faster."""
 BYTES_PER_SCORE = 40
-"""GPU memory per score (of one word at one position): about 9 are needed (the score, its log-softmax, a comparison).
-The rest is a reserve for what training holds at the same time."""
+"""Bytes of GPU memory to reserve per score (one word at one position). The computation itself needs about 9: the score,
+its log-softmax and a comparison. The rest is for what training keeps in memory at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,11 @@ class Evaluation:
 
     Args:
         every: Rounds between evaluations (20 in the paper). The last round is always evaluated.
-        max_tokens: Held-out tokens to use, from the first held-out users on (75,122 in the paper).
-        unroll: Tokens of context: text is read in windows of this many tokens, each from a zero state.
+        max_tokens: The number of held-out tokens to use, starting with the first held-out user (75,122 in the paper).
+        unroll: The length of a window in tokens. Each window starts from a zero state, so this limits the context.
 
     Raises:
-        InvalidValue: A value is below 1.
+        InvalidValue: A value is below 1, or `unroll` is above a million.
     """
 
     every: int = 20
@@ -63,7 +64,10 @@ class Evaluation:
         require(1 <= self.unroll <= 10**6, "unroll must be at least 1 token, and at most a million.")
 
     def choose(self, users: Iterable[User]) -> list[User]:
-        """The first users that together have `max_tokens` tokens; the last one is cut. Later users are not read."""
+        """Return the first users, up to `max_tokens` + 1 tokens in total (the first token is never a target).
+
+        The text of the last of them is cut to fit. `users` may be a generator: later users are not read.
+        """
         chosen, left = [], self.max_tokens + 1
         for user in users:
             if left < 2:
@@ -75,7 +79,15 @@ class Evaluation:
 
 @dataclass
 class Totals:
-    """Sums over the targets of all batches."""
+    """Sums over the targets of all batches of one evaluation.
+
+    Attributes:
+        targets: The number of targets that count.
+        words: The number of those targets that are not EOS.
+        loss: The sum of their cross-entropies, in nats.
+        hits: For each k of TOP, how many targets are among the k most likely words.
+        word_hits: How many targets other than EOS are the most likely word.
+    """
 
     targets: int = 0
     words: int = 0
@@ -84,7 +96,7 @@ class Totals:
     word_hits: int = 0
 
     def add(self, row: np.ndarray) -> None:
-        """Add one batch, a row of `count_batch`."""
+        """Add the sums of one batch, as `count_batch` returns them."""
         targets, words, loss, word_hits, *hits = row.tolist()
         self.targets += int(targets)
         self.words += int(words)
@@ -94,7 +106,7 @@ class Totals:
             self.hits[k] += int(hit)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of one evaluation."""
+        """Return the metrics of the evaluation, with the keys that `evaluate` lists."""
         mean = self.loss / self.targets
         return {
             **{f"accuracy_top{k}": self.hits[k] / self.targets for k in TOP},
@@ -108,13 +120,17 @@ class Totals:
 def count_batch(
     model: LanguageModel, params: Mapping[str, Tensor], windows_BW: Tensor, features_F: Tensor | None
 ) -> np.ndarray:
-    """Return the sums of one batch: targets, words among them, loss, words predicted right, and targets among the top k.
+    """Compute the sums of one batch, in the order in which `Totals.add` reads them.
 
     Args:
         model: The model.
         params: Its parameters by layer.
-        windows_BW: Windows of token ids, all with the same features of the user.
-        features_F: The features of the user, if the model takes them.
+        windows_BW: Windows of token ids; all from one user if the model takes features.
+        features_F: The features of that user; None if the model takes none.
+
+    Returns:
+        Float64 numbers: targets, targets that are words, loss, words predicted correctly, and for each k of TOP the
+        targets among the top k.
     """
     return batch_sums(model, params, windows_BW, features_F).cpu().numpy()
 
@@ -122,16 +138,16 @@ def count_batch(
 def batch_sums(
     model: LanguageModel, params: Mapping[str, Tensor], windows_BW: Tensor, features_F: Tensor | None
 ) -> Tensor:
-    """Return the sums of `count_batch` as float64 numbers on the device; on a GPU this does not wait for them.
+    """Compute the sums of `count_batch` as a float64 tensor on the device. On a GPU this returns before they are ready.
 
     Args:
         model: The model.
         params: Its parameters by layer.
-        windows_BW: Windows of token ids, all with the same features of the user.
-        features_F: The features of the user, if the model takes them.
+        windows_BW: Windows of token ids; all from one user if the model takes features.
+        features_F: The features of that user; None if the model takes none.
     """
     input_BT, target_BT, counts_BT = window_targets(windows_BW)
-    # Positions that do not count are scored too and left out of the sums: copying the other scores would cost more.
+    # Score all positions and leave out of the sums those that do not count: selecting scores first would copy them.
     target_N, counts_N = target_BT.flatten(), counts_BT.flatten()
     rank_N, loss_N = target_scores(model, params, input_BT, features_F, target_N)
     is_word_N = counts_N & (target_N != EOS)
@@ -153,7 +169,11 @@ def target_scores(
     features_F: Tensor | None,
     target_N: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The rank and the cross-entropy of each target. On a GPU the scores of the paper's models are never in memory."""
+    """Return the rank of each target, counted as in `target_rank`, and its cross-entropy in nats, both [N].
+
+    On a GPU, a model whose logits are a product of outputs and word vectors, such as the paper's LSTM, is scored by a
+    kernel that does not store the logits of all words.
+    """
     factors = model.factored_logits(params, input_BT, features_F) if has_kernels(input_BT.device) else None
     if factors is not None and factors[0].dtype == torch.float32:
         from unheard.evaluation.kernels import score_targets
@@ -165,18 +185,20 @@ def target_scores(
 
 
 def target_rank(logits_NV: Tensor, target_N: Tensor) -> Tensor:
-    """Return the rank of each target among all words, from 1, after words with the same score; 0 where its score is NaN.
+    """Return the rank of each target among all words, int32 [N]. The rank of the most likely word is 1.
+
+    A target ranks behind other words with the same score. The rank is 0 if the score of the target is NaN.
 
     Args:
         logits_NV: Scores of all words.
         target_N: The ids of the targets.
     """
-    # Counted, not sorted: on a GPU comparing all of 10,000 scores is much faster than sorting out the first five.
+    # Count the scores that are not lower: on a GPU this is much faster than finding the top 5 of 10,000 words.
     return (logits_NV >= logits_NV.gather(1, target_N[:, None])).sum(dim=1, dtype=torch.int32)
 
 
 def losses(logits_NV: Tensor, target_N: Tensor) -> Tensor:
-    """Return the cross-entropy of each target in nats, in float64, so that sums are computed in it.
+    """Return the cross-entropy of each target in nats, [N]. It is float64 so that sums over many targets are precise.
 
     Args:
         logits_NV: Scores of all words.
@@ -186,11 +208,11 @@ def losses(logits_NV: Tensor, target_N: Tensor) -> Tensor:
 
 
 def tokens_at_once(model: LanguageModel, device: torch.device) -> int:
-    """Return how many positions to score at a time: as many as make a device faster, if their scores fit into memory.
+    """Return how many positions to score at a time: TOKENS_AT_ONCE, or fewer if the scores do not fit into GPU memory.
 
     Args:
-        model: The model.
-        device: The device.
+        model: The model, for the size of its vocabulary.
+        device: The device that computes the scores.
     """
     most = TOKENS_AT_ONCE[device.type]
     if device.type != "cuda":
@@ -215,12 +237,12 @@ def evaluate(
         params_P: Its parameters, on the device to evaluate on.
         users: Held-out users, usually from `Evaluation.choose`.
         unroll: Tokens per window; each window starts from a zero state.
-        at_once: Tokens per batch; None: as many as the device takes.
-        parallel_map: How the batches are distributed: one after the other, or over ranks (training/worker.py).
+        at_once: Tokens per batch; None for the number that `tokens_at_once` returns for the device.
+        parallel_map: Computes the batches: `sequential_map` in this process, or a map over ranks (training/worker.py).
 
     Returns:
-        `accuracy_top1`, `accuracy_top3`, `accuracy_top5`, `accuracy_top1_words` (EOS left out), `loss` in nats per
-        token, `perplexity` and `tokens`.
+        `accuracy_top1`, `accuracy_top3`, `accuracy_top5`, `accuracy_top1_words` (top 1 over targets other than EOS),
+        `loss` in nats per target, `perplexity`, and `tokens`, the number of targets. Accuracies are fractions.
 
     Raises:
         InvalidValue: The users have no text to predict.
@@ -230,14 +252,16 @@ def evaluate(
 
 
 class HeldOutText:
-    """Held-out users as batches of windows, for several evaluations of one model; a GPU keeps them in its memory.
+    """Held-out text, divided into batches once and used for several evaluations of one model.
+
+    The first evaluation copies the batches to the device, where they stay. Evaluations over ranks do not need the copy.
 
     Args:
         model: The model to evaluate.
         users: Held-out users, usually from `Evaluation.choose`.
         unroll: Tokens per window.
         device: The device of the parameters.
-        at_once: Tokens per batch; None: as many as the device takes.
+        at_once: Tokens per batch; None for the number that `tokens_at_once` returns for the device.
     """
 
     def __init__(
@@ -260,13 +284,13 @@ class HeldOutText:
         return list(zip(rows, features, strict=True))
 
     def start(self, params_P: Tensor, parallel_map: ParallelMap = sequential_map) -> Callable[[], dict[str, float]]:
-        """Start an evaluation and return a function that waits for it and returns its metrics.
+        """Start an evaluation and return a function that waits for the result and returns the metrics.
 
-        Several evaluations that are started before the first is waited for keep a GPU busy.
+        To keep a GPU busy, start several evaluations before you call the first of these functions.
 
         Args:
-            params_P: The parameters.
-            parallel_map: How the batches are distributed; over ranks, this method waits for them.
+            params_P: The parameters, on the device.
+            parallel_map: Computes the batches. With a map over ranks, `start` itself waits for the result.
         """
         if parallel_map is not sequential_map:
             return partial(_metrics, list(parallel_map(count_batch, self.model, params_P, self.batches)))
@@ -276,7 +300,11 @@ class HeldOutText:
 
 
 def _metrics(rows: Sequence[Tensor | np.ndarray]) -> dict[str, float]:
-    """The metrics of an evaluation from the sums of its batches."""
+    """Compute the metrics of an evaluation from the sums of its batches.
+
+    Raises:
+        InvalidValue: No batch has a target.
+    """
     totals = Totals()
     for row in rows:
         totals.add(row.cpu().numpy() if isinstance(row, Tensor) else row)
@@ -288,13 +316,17 @@ def _metrics(rows: Sequence[Tensor | np.ndarray]) -> dict[str, float]:
 def batches_of_users(
     users: Sequence[User], unroll: int, size: int, per_user: bool
 ) -> Iterator[tuple[TokenBatch, np.ndarray]]:
-    """Yield batches of windows, and the position in `users` of the user of each window.
+    """Divide the text of users into batches of windows.
 
     Args:
         users: The users.
         unroll: Tokens per window.
         size: Windows per batch.
-        per_user: Whether each batch is of one user, whose features it has; else users share batches.
+        per_user: Whether each batch holds windows of one user only, with that user's features. If False, a batch may
+            hold windows of several users and has no features.
+
+    Yields:
+        A batch; and for each of its windows, the position of the window's user in `users`, [B].
     """
     everybody = list(range(len(users)))
     for group in [[i] for i in everybody] if per_user else [everybody]:
@@ -310,17 +342,17 @@ def batches_of_users(
 def predict(
     model: LanguageModel, params_P: Tensor, vocabulary: Vocabulary, words: Sequence[str], top: int = 3
 ) -> list[tuple[str, float]]:
-    """The most likely next words after some words.
+    """Predict the next word after some words. A model that takes features of a user is given zeros.
 
     Args:
         model: The model.
         params_P: Its parameters.
         vocabulary: The words of its output layer.
-        words: The text so far, as tokens.
+        words: The text so far, as words. If it is longer than the model's context, only its end is used.
         top: How many words to return.
 
     Returns:
-        Words with their probabilities, most likely first. UNK and BOS are never among them; EOS may be.
+        The most likely words with their probabilities, most likely first. EOS may be among them, UNK and BOS are not.
     """
     ids = [BOS, *vocabulary.encode_words(words).tolist()]
     context_1T = torch.tensor([ids[-(getattr(model, "context", None) or len(ids)) :]], device=params_P.device)
@@ -328,5 +360,5 @@ def predict(
     logits_V = model.logits(model.layout.split(params_P), context_1T, features_F)[0, -1].double()
     probs_V = torch.softmax(logits_V, dim=-1)
     probs_V[[BOS, UNK]] = 0.0
-    best = probs_V.topk(min(top, len(vocabulary)))
+    best = probs_V.topk(min(top, len(vocabulary) - 2))
     return [(vocabulary.word(i), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]

@@ -1,17 +1,21 @@
-"""Flower around the server and the nodes: a ServerApp, a ClientApp, and Flower's simulation on this machine.
+"""The connection to Flower: a ServerApp, a ClientApp, and Flower's simulation on this machine.
 
-    with simulated_nodes(store, supernodes=50) as network:            # what `unheard train --on flower` does
+    with simulated_nodes(store, supernodes=50) as network:            # `unheard train --on flower`
         engine = FederatedEngine(network, run.model, choice, store)
         for report in train(run, out, on=engine): ...
 
-`server_app` and `client_app` are what `flwr run` deploys with a SuperLink and SuperNodes (docs/flower.md):
+`flwr run` deploys `server_app` and `client_app` with a SuperLink and SuperNodes (docs/flower.md). Their settings are:
 
     run config of the ServerApp    run-file, out        paths on the server
+                                   min-nodes, wait      nodes to wait for, and for how many seconds
     node config of a SuperNode     folder               the node's folder (node.py)
-                                   trust, max-rounds    what the server is trusted with; the node's own limit
+                                   trust                what the server may see (`NodeData.trust`)
+                                   max-rounds           the largest number of rounds that the node contributes to
+                                   any-model            whether the server may name a model that imports code
+                                   partition-id         the order of the node (`NodeData.order`)
 
-Messages go through Flower's message API as a `ConfigRecord` (kind and JSON text) and an `ArrayRecord`. Nothing of the
-protocol is decided here.
+Messages go through Flower's message API as a `ConfigRecord` (kind and JSON text) and an `ArrayRecord`. The content of
+messages is defined in messages.py, node.py and server.py.
 """
 
 import contextlib
@@ -48,18 +52,19 @@ from unheard.federated.server import FederatedEngine
 from unheard.run_folder import RunFolder
 
 START_TIMEOUT = 300.0
-"""Seconds that a simulation may take to start its nodes."""
+"""The number of seconds that a simulation may take to start its nodes."""
 PULL_SECONDS = 0.1
-"""The server asks Flower for replies at most so often."""
-_TRAINS = ("update", "masked")  # requests that Flower shows as training
+"""The smallest number of seconds between two queries for replies."""
+_TRAINS = ("update", "masked")
+"""The kinds of requests that Flower displays as training."""
 
 
 def to_records(packet: Packet, ticket: str = "") -> RecordDict:
-    """A packet as Flower's records.
+    """Return a packet as Flower's records.
 
     Args:
         packet: The request or the answer.
-        ticket: New and random for each request; its answer has the same one.
+        ticket: A random text, new for each request. The answer has the ticket of its request.
     """
     head = ConfigRecord({"kind": packet.kind, "fields": packet.to_json(), "ticket": ticket})
     records = RecordDict({"unheard": head})
@@ -69,10 +74,10 @@ def to_records(packet: Packet, ticket: str = "") -> RecordDict:
 
 
 def from_records(records: RecordDict) -> Packet:
-    """A packet from Flower's records.
+    """Return the packet that Flower's records contain.
 
     Raises:
-        NodeError: They are no message of a federated run.
+        NodeError: If the records are not a message of a federated run.
     """
     head = records.config_records.get("unheard")
     if head is None:
@@ -82,48 +87,48 @@ def from_records(records: RecordDict) -> Packet:
 
 
 def ticket_of(records: RecordDict) -> str:
-    """The ticket of a request or an answer; "" for a message without one."""
+    """Return the ticket of a request or an answer; "" for a message without one."""
     head = records.config_records.get("unheard")
     return "" if head is None else str(head.get("ticket", ""))
 
 
 def _numbers(array: Array) -> np.ndarray:
-    """The numbers of an array that another machine sent.
+    """Return the numbers of an array that another machine sent, after a check of its header.
 
-    Its header may lie: a few bytes that claim to be 2^50 numbers would take the memory of this process.
+    The header may be wrong: if a few bytes claim to be 2^50 numbers, NumPy would allocate memory for all of them.
 
     Raises:
-        NodeError: It is not readable, or its length is not the one that its header claims.
+        NodeError: If the array is not readable, or its length differs from the length in its header.
     """
     try:
         stream = io.BytesIO(array.data)
         version = np.lib.format.read_magic(stream)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read_header(stream)
-        # The product of Python's integers: NumPy's would overflow.
+        # math.prod uses Python's integers; NumPy's could overflow.
         if array.stype == "numpy.ndarray" and math.prod(shape) * dtype.itemsize == len(array.data) - stream.tell():
             return array.numpy()
-    except Exception:  # NumPy's parser of headers raises errors of many types
+    except Exception:  # NumPy raises errors of many types for a bad header.
         pass
     raise NodeError("The arrays of a message cannot be read: give every node the same version of unheard.")
 
 
 class GridNetwork:
-    """The nodes that Flower's grid reaches.
+    """The `Network` of the nodes that are connected to Flower's grid.
 
     Args:
-        grid: As Flower gives it to a ServerApp.
+        grid: The grid that Flower passes to a ServerApp.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
     def nodes(self) -> list[int]:
-        """The ids of the nodes that are connected now, in ascending order."""
+        """Return the ids of the nodes that are connected now, in ascending order."""
         return sorted(self._grid.get_node_ids())
 
     def exchange(self, requests: Mapping[int, Packet], timeout: float) -> dict[int, Packet]:
-        """Send a request to each node and collect the answers that arrive in time (`server.Network`)."""
+        """Send a request to each node, and return the answers that arrive in time (see `Network.exchange`)."""
         tickets = {secrets.token_hex(16): node for node in requests}
         messages = [
             Message(
@@ -140,8 +145,8 @@ class GridNetwork:
         while waiting:
             began = time.monotonic()
             for reply in self._pulled(waiting):
-                # DP: an answer is that of the node to which its ticket was sent. The sender that a reply names is what
-                # its node wrote there: one hostile node could answer for all, and its shares of noise count as many.
+                # DP: an answer is that of the node to which its ticket was sent. A node can write any sender into its
+                # reply, so a hostile node could answer for all nodes, and the noise of their shares would be missing.
                 node = tickets.pop(ticket_of(reply.content), None)
                 if node is not None:
                     with contextlib.suppress(NodeError):
@@ -154,12 +159,16 @@ class GridNetwork:
         return answers
 
     def _pulled(self, waiting: list[str]) -> Iterator[Message]:
-        """The replies that have arrived, which are taken off the list of messages without a reply.
+        """Yield the replies that have arrived, and remove their ids from `waiting`.
 
-        They are asked for one by one: Flower raises an error if it cannot read a reply, and others would be lost with it.
+        The replies are pulled one by one: Flower raises an error for an unreadable reply, and would lose other replies
+        that are pulled in the same call.
+
+        Args:
+            waiting: The ids of the messages without a reply; changed in place.
 
         Raises:
-            NodeError: Nothing can be asked for.
+            NodeError: If Flower raises an error for every message, so that the SuperLink is probably gone.
         """
         errors: list[Exception] = []
         asked = list(waiting)
@@ -172,7 +181,7 @@ class GridNetwork:
                 continue
             if replies:
                 waiting.remove(number)
-            # Without content the node is gone, or Flower's own code failed there.
+            # A reply without content means that the node is gone, or that Flower's code failed there.
             yield from (reply for reply in replies if reply.has_content())
         if len(asked) > 1 and len(errors) == len(asked):
             raise NodeError(f"Flower's SuperLink cannot be reached: {errors[0]}") from errors[0]
@@ -182,12 +191,12 @@ def node_app(data_of: Any) -> ClientApp:
     """Return the Flower ClientApp that runs on each node.
 
     Args:
-        data_of: A function of Flower's context: where this node has its users' text (`NodeData`).
+        data_of: A function that returns the `NodeData` of a node for Flower's context.
     """
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:
-        """Answer one request, with what this node remembers from earlier requests."""
+        """Answer one request. The node's memory is read from Flower's context and written back."""
         kept = context.state.config_records.get("unheard")
         memory: dict[str, Any] = json.loads(str(kept["memory"])) if kept else {}
         reply = Node(data_of(context), memory).answer(from_records(message.content))
@@ -200,7 +209,7 @@ def node_app(data_of: Any) -> ClientApp:
 
 
 def _data_on_device(context: Context) -> NodeData:
-    """The data of a SuperNode, from its `--node-config`."""
+    """Return the data of a SuperNode, from its `--node-config`. Raise `NodeError` if it names no folder."""
     config = context.node_config
     if "folder" not in config:
         raise NodeError("Start the SuperNode with --node-config 'folder=\"/path/of/the/node\"'.")
@@ -217,15 +226,15 @@ def _data_on_device(context: Context) -> NodeData:
 
 
 client_app = node_app(_data_on_device)
-"""What `flwr run` deploys on every SuperNode."""
+"""The app that `flwr run` deploys on every SuperNode."""
 
 server_app = ServerApp()
-"""What `flwr run` deploys on the SuperLink."""
+"""The app that `flwr run` deploys on the SuperLink."""
 
 
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
-    """Start or resume the run that the configuration names."""
+    """Start the run of `run-file`, or resume it if the folder `out` has a run; send released models to the nodes."""
     from unheard.training.initialise import pinned
     from unheard.training.loop import resume, train
     from unheard.training.run import read_run_file, read_saved_run
@@ -245,7 +254,7 @@ def _main(grid: Grid, context: Context) -> None:
     with contextlib.closing(reports):
         for report in reports:
             logging.getLogger("flwr").info("round %d of %d, epsilon %.3g", report.round, report.rounds, report.epsilon)
-            # A checkpoint releases a model, which the keyboards of the nodes may use; the last one follows below.
+            # A checkpoint releases a model, which the keyboards of the nodes may use. The last model is sent below.
             if report.round % run.training.checkpoint_every == 0 and report.round < report.rounds:
                 send_model(network, out, choice.node_timeout)
     send_model(network, out, choice.node_timeout)
@@ -256,11 +265,11 @@ def wait_for_nodes(network: Network, count: int, seconds: float) -> None:
 
     Args:
         network: The nodes.
-        count: How many must be connected.
+        count: The number of nodes that must be connected.
         seconds: How long to wait.
 
     Raises:
-        NodeError: Fewer are connected after `seconds`.
+        NodeError: If fewer nodes are connected after `seconds`.
     """
     until = time.monotonic() + seconds
     while len(network.nodes()) < count:
@@ -274,7 +283,7 @@ def wait_for_nodes(network: Network, count: int, seconds: float) -> None:
 def send_model(network: Network, out: Path, timeout: float) -> int:
     """Send the newest released model to every node.
 
-    Everything that is sent is public: the run file, the ledger, the noisy model, its words.
+    Everything that is sent is public: the run file, the ledger, the noisy model, the vocabulary and the tokenizer.
 
     Args:
         network: The nodes.
@@ -285,7 +294,7 @@ def send_model(network: Network, out: Path, timeout: float) -> int:
         The number of nodes that saved the model.
 
     Raises:
-        RunFolderMissing: The run has released no model yet.
+        RunFolderMissing: If the run has not released a model yet.
     """
     folder = RunFolder.open(out)
     if not folder.model.exists():
@@ -296,13 +305,18 @@ def send_model(network: Network, out: Path, timeout: float) -> int:
 
 
 class _Partition:
-    """The data of a simulated node: a contiguous part of the users of one store."""
+    """A function that returns the data of a simulated node: a contiguous part of the users of one store.
+
+    Args:
+        store: The folder of the store.
+        threads: The number of torch threads of a node.
+    """
 
     def __init__(self, store: Path, threads: int) -> None:
         self.store, self.threads = store, threads
 
     def __call__(self, context: Context) -> NodeData:
-        # Products round by the number of threads: a node computes with as many as `unheard train` would.
+        # Rounding depends on the number of threads, so a node uses as many as `unheard train` would.
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         part, parts = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
@@ -313,16 +327,16 @@ class _Partition:
 def simulated_nodes(
     store: str | Path, supernodes: int, *, processes: int | None = None, app: ClientApp | None = None
 ) -> Iterator[GridNetwork]:
-    """Run Flower's simulation in this process, with the users of a store divided among its nodes.
+    """Run Flower's simulation on this machine, with the users of a store divided among its nodes. Yield the network.
 
     Args:
-        store: The token store.
-        supernodes: How many nodes; node i of N holds the users i n / N to (i + 1) n / N.
-        processes: How many processes compute for the nodes; None for one per core.
+        store: The folder of the store.
+        supernodes: N, the number of nodes. Node i has the users from i n / N to below (i + 1) n / N of n users.
+        processes: The number of processes that compute for the nodes; None for one per core.
         app: Another ClientApp, for tests and benchmarks.
 
     Raises:
-        NodeError: The simulation did not start.
+        NodeError: If the simulation does not start.
     """
     from flwr.simulation import run_simulation
 
@@ -333,7 +347,7 @@ def simulated_nodes(
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        """Pass the grid to the thread that trains, and keep the app alive until it is done."""
+        """Pass the grid to the thread that trains, and wait until it is done; Flower ends when this function ends."""
         grids.put(grid)
         is_over.wait()
 
@@ -342,7 +356,7 @@ def simulated_nodes(
     failures: list[BaseException] = []
 
     def simulate() -> None:
-        """Run the simulation; if it fails, wake the thread that waits for the grid."""
+        """Run the simulation. If it fails, record the error and wake the thread that waits for the grid."""
         try:
             run_simulation(server, client, num_supernodes=supernodes, backend_config=backend)
         except BaseException as error:
@@ -366,7 +380,7 @@ def simulated_nodes(
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Iterator[None]:
-    """In the block these environment variables are set; processes that it starts inherit them."""
+    """Set environment variables in the `with` block. Processes that start in the block inherit them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -381,11 +395,12 @@ def _environment(**variables: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ray_services() -> Iterator[None]:
-    """In the block Ray starts for this machine only, without its dashboard's process, and waits longer for its own process.
+    """Change three settings inside Ray in the `with` block, which Ray does not offer as options.
 
-    Ray starts the dashboard's process also where no dashboard is asked for. It asks the metadata services of three cloud
-    providers where it runs, whatever the settings of telemetry. Ray's own limit of 30 seconds is too short for a machine
-    that does other work meanwhile, and it is no setting.
+    - Ray does not start the process of its dashboard. Ray would start it even without a dashboard, and it would ask the
+      metadata services of three cloud providers where it runs, even with telemetry turned off.
+    - Ray waits up to `START_TIMEOUT` seconds for its own process. Its limit of 30 s is too short on a busy machine.
+    - Ray listens on the loopback interface only.
     """
     from ray._private import ray_constants, services
 
@@ -397,14 +412,14 @@ def _ray_services() -> Iterator[None]:
         while True:
             try:
                 return before[1](*args, **named)
-            except RuntimeError:  # not there yet
+            except RuntimeError:  # The node has not started yet.
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.1)
 
-    services.start_api_server = lambda *_, **__: (None, None)  # what Ray returns if the dashboard does not start
+    services.start_api_server = lambda *_, **__: (None, None)  # Ray returns this if the dashboard does not start.
     services.get_node = get_node
-    # DP: Ray listens on the loopback interface only: updates without noise are on their way to the server. Otherwise it
+    # DP: Ray listens on the loopback interface only, because it transports updates without noise. By default it
     # replaces 127.0.0.1 by an address of the network and listens on all interfaces.
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
@@ -418,14 +433,14 @@ def _ray_on_loopback(processes: int) -> Iterator[None]:
     """Start Ray, which runs the simulated nodes, in a temporary folder that only this user can read.
 
     Raises:
-        NodeError: Ray runs in this process already, does not start, or listens to the network.
+        NodeError: If Ray already runs in this process, does not start, or listens on another address than 127.0.0.1.
     """
     import ray
 
     if ray.is_initialized():
         raise NodeError("Ray runs in this process already, and a simulation starts its own: call ray.shutdown() first.")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # The names of sockets must be short, so the folder is not below TMPDIR.
+    # The paths of Unix sockets must be short, so the folder is in /tmp and not in TMPDIR.
     folder = tempfile.TemporaryDirectory(
         prefix="unheard-ray-", dir="/tmp" if Path("/tmp").is_dir() else None, ignore_cleanup_errors=True
     )
@@ -434,21 +449,21 @@ def _ray_on_loopback(processes: int) -> Iterator[None]:
             path = os.pathsep.join(filter(None, sys.path))
             variables = {"PYTHONPATH": path, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
             with warnings.catch_warnings(), _environment(**variables), _ray_services():
-                warnings.simplefilter("ignore")  # Ray's advice on its own settings
+                warnings.simplefilter("ignore")  # Ray warns about its own settings.
                 ray.init(
                     address="local",
                     num_cpus=processes,
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
-                    # DP: only this user can read what Ray writes. Ray opens its own folder to everybody, so it is inside
-                    # another one.
+                    # DP: only this user can read what Ray writes. Ray makes its own folder readable for all users of
+                    # the machine, so that folder is inside a private one.
                     _temp_dir=os.path.join(folder.name, "ray"),
                 )
         except Exception as error:
             raise NodeError(f"Ray, which runs Flower's simulation, did not start: {error}") from error
         if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():  # Ray ends the process at SIGTERM; here a run is saved first
+            for number, handler in handlers.items():  # Ray's handler for SIGTERM would end the process without saving.
                 signal.signal(number, handler)
         addresses = {str(node["NodeManagerAddress"]) for node in ray.nodes()}
         if addresses != {"127.0.0.1"}:

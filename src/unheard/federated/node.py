@@ -3,13 +3,14 @@
     node = Node(NodeData(store=Path("node/store")), memory={})
     answer = node.answer(Packet("describe", {...}))
 
-Input: requests (messages.py), and the node's own token store, which never leaves it. Output: per user integers within
-the clip's bound (central mode), or one masked vector (secure aggregation). The update, the clip and the truncation to
-the grid are those of `unheard train`: the same engines, `Contribution` of mechanism/aggregation.py.
+Input: requests (messages.py), and the node's own store, which never leaves the node. Output: integers within the bound
+of the clip for each user (central mode), or one masked vector (secure aggregation). The node computes updates, clips
+them and truncates them to integers with the same code as `unheard train`: the engines, and `Contribution` of
+mechanism/aggregation.py.
 
-A node answers each request by itself. What it must keep between requests is in `memory`, JSON data that Flower's
-context holds: the secrets of an open session of secure aggregation. A folder of a node (`NodeFolder`) also has the
-record of its contributions, the mark of a user who opted out, and the newest released model for the keyboard.
+Between requests a node keeps only `memory`: JSON data in Flower's context, with the secrets of an open session of
+secure aggregation. The folder of a node on a device (`NodeFolder`) also has the number of its contributions, a file
+that says that its users opted out, and the newest released model for the keyboard.
 """
 
 import json
@@ -40,22 +41,24 @@ from unheard.training.run import MODELS
 from unheard.updates.user_update import ONE, User, read_users
 
 EXTRAS = 3
-"""Integers beside the coordinates of a masked vector: weight drawn, balance (of an adaptive clip), users summed."""
+"""The number of integers that are summed in addition to the coordinates: the weight drawn, the balance (of an adaptive
+clip), and the number of users summed."""
 TRUST = ("central", "secure", "distributed")
-"""What a server may be trusted with, most first."""
+"""The modes of a federated run. The first needs the most trust in the server, the last the least."""
 OWN_MODELS = ("tied_lstm", "tied_gru")
-"""Models that a server may ask for. Other kinds import code or read files, so the node must allow them by itself."""
+"""The kinds of models that a server may always ask for. Other kinds import code or read files, so the owner of a node
+must allow them (`any-model = true`)."""
 MODEL_FILES = ("run.toml", "ledger.jsonl", "model.safetensors", "vocabulary.txt", "tokens.json")
-"""The files of a run folder that a node keeps: what `unheard keyboard` opens."""
+"""The files of a run folder that a node keeps. `unheard keyboard` reads these files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFolder:
     """The folder of a node on its device.
 
-        store/          the token store with the text of its users (`unheard prepare`)
-        opted-out       exists if its users take part in no round
-        record.json     how many rounds the node has contributed to
+        store/          the store with the text of its users (`unheard prepare`)
+        opted-out       an empty file; if it exists, the users of this node do not take part in any round
+        record.json     the number of rounds that the node has contributed to
         model/          the newest released model
 
     Args:
@@ -66,33 +69,33 @@ class NodeFolder:
 
     @property
     def store(self) -> Path:
-        """The token store of the node's users."""
+        """The folder of the store with the text of the node's users."""
         return self.path / "store"
 
     @property
     def model(self) -> Path:
-        """The newest released model, which `unheard keyboard` opens."""
+        """The folder of the newest released model, which `unheard keyboard` opens."""
         return self.path / "model"
 
     @property
     def is_opted_out(self) -> bool:
-        """Whether the users of this node take part in no round."""
+        """Whether the users of this node have opted out of all rounds."""
         return (self.path / "opted-out").exists()
 
     def opt_out(self) -> None:
-        """Take part in no round from now on. What was contributed before stays in the models."""
+        """Opt the users of this node out of all later rounds. Earlier contributions stay in the models."""
         storage.replace_file(self.path / "opted-out", b"")
 
     def opt_in(self) -> None:
-        """Take part again."""
+        """Let the users of this node take part in rounds again."""
         (self.path / "opted-out").unlink(missing_ok=True)
 
     @property
     def contributions(self) -> int:
-        """How many rounds this node has contributed to, over all runs.
+        """The number of rounds that this node has contributed to, over all runs.
 
         Raises:
-            NodeError: The record is damaged.
+            NodeError: If the record is damaged.
         """
         file = self.path / "record.json"
         if not file.exists():
@@ -102,17 +105,20 @@ class NodeFolder:
         except (ValueError, KeyError, TypeError, OSError):
             count = None
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise NodeError(f"{file} is damaged: this node no longer knows what it contributed. Put a copy back.")
+            raise NodeError(f"{file} is damaged, so the number of contributions is unknown. Restore it from a backup.")
         return count
 
     def record_contribution(self, limit: int | None) -> None:
-        """Count one more contribution, on disk, before it is computed.
+        """Increase the number of contributions on disk by 1. Called before a contribution is computed.
+
+        Args:
+            limit: The largest number of contributions; None for no limit.
 
         Raises:
-            NodeError: The node has contributed `limit` times.
+            NodeError: If the node has already contributed `limit` times, or the record is damaged.
         """
         count = self.contributions
-        # DP: a node's own limit: no server can ask it more often than its user agreed to.
+        # DP: a node's own limit: a node contributes to no more rounds than its user agreed to.
         if limit is not None and count >= limit:
             raise NodeError(f"This node has contributed {count} times, which is its limit.")
         storage.replace_file(self.path / "record.json", json.dumps({"contributions": count + 1}).encode())
@@ -120,19 +126,22 @@ class NodeFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeData:
-    """Where a node has its users' text.
+    """The users of a node, and the rules of its owner.
 
     Args:
-        store: The folder of a token store; the users of its training split are the node's.
-        part: For a simulation, in which many nodes read one store: the number of this node, from 0.
-        parts: How many nodes divide the store.
-        order: The server numbers the users node by node, in ascending `order`, and by the ids of nodes with the same
-            one. None for `part`.
+        store: The folder of a store. The node's users are the users of its training split.
+        part: The number of this node, from 0, in a simulation in which many nodes read one store.
+        parts: The number of nodes that divide the store among them.
+        order: The position of this node when the server numbers users: node by node in ascending order, and by the ids
+            of nodes with equal order. None: `part`.
         folder: The node's folder, for a node on a device; None in a simulation.
-        max_contributions: How many rounds the node contributes to at most; None for no limit.
-        trust: What the server is trusted with: "central" (each update), "secure" (sums) or "distributed" (sums with the
-            nodes' noise). The node refuses requests of a mode that needs more trust.
+        max_contributions: The largest number of rounds that the node contributes to; None for no limit.
+        trust: What the server may see: "central" (each user's update), "secure" (only sums) or "distributed" (only sums
+            with the nodes' noise). The node refuses requests of a mode in which the server sees more.
         any_model: Whether the server may name a model that imports code or reads files.
+
+    Raises:
+        InvalidValue: For an unknown `trust`, or a `part` that is not below `parts`.
     """
 
     store: Path
@@ -149,7 +158,7 @@ class NodeData:
         require(0 <= self.part < self.parts, f"part must be from 0 to parts - 1, not {self.part} of {self.parts}.")
 
     def numbers(self, num_users: int) -> range:
-        """Return the numbers of the users of the store that belong to this node.
+        """Return the numbers that the users of this node have in the store.
 
         Args:
             num_users: The number of training users of the store.
@@ -159,10 +168,10 @@ class NodeData:
 
 
 class Node:
-    """Answers the requests of a server.
+    """A node, which answers the requests of a server.
 
     Args:
-        data: The node's users.
+        data: The node's users, and the rules of its owner.
         memory: JSON data that is kept between requests; changed in place.
     """
 
@@ -170,9 +179,9 @@ class Node:
         self.data, self.memory = data, memory
 
     def answer(self, request: Packet) -> Packet:
-        """The answer to one request. Never raises: an error is an answer of kind `refused`.
+        """Return the answer to one request. An error does not raise; it gives an answer of kind `refused`.
 
-        Of an unexpected error only its type is sent: its message may contain a user's data.
+        The answer to an unexpected error has only the type of the error: its message may contain a user's data.
         """
         try:
             session = request.fields.get("session")
@@ -181,11 +190,15 @@ class Node:
         except UnheardError as error:
             return refused(request, str(error))
         except Exception as error:
-            # DP: the message of an unexpected error may quote a user's data, so it stays here.
+            # DP: the message of an unexpected error may quote a user's data, so it is not sent.
             return refused(request, f"{type(error).__name__} on the node, which is a bug.")
 
     def _act(self, request: Packet) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Do what a request asks and return the fields and arrays of the answer."""
+        """Compute the answer to a request. Return its fields and its arrays.
+
+        Raises:
+            NodeError: If the node refuses the request.
+        """
         folder = self.data.folder
         match request.kind:
             case "describe":
@@ -193,7 +206,7 @@ class Node:
             case "model" if folder is not None:
                 keep_model(folder, request, self.data.any_model)
                 return {}, {}
-        # DP: a user who opted out takes part in nothing from here on, also in a session that is open.
+        # DP: a user who opted out takes part in nothing from here on, not even in a session that is open.
         if folder is not None and folder.is_opted_out:
             raise NodeError("The users of this node have opted out.")
         match request.kind:
@@ -205,7 +218,11 @@ class Node:
         raise NodeError(f"This node does not know '{request.kind}': give every node the same version of unheard.")
 
     def _describe(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """How many users take part, if the server's vocabulary and tokens are this node's."""
+        """Return the number of users that take part, and the order of this node.
+
+        Raises:
+            NodeError: If the server has another vocabulary or tokenizer, or needs features that the store lacks.
+        """
         store = _opened(self.data.store)
         own = {"vocabulary": store.vocabulary.digest, "tokens": store.info.get("tokens", {})}
         if {name: fields.get(name) for name in own} != own:
@@ -223,21 +240,26 @@ class Node:
         return {"users": users, "order": self.data.part if self.data.order is None else self.data.order}
 
     def _updates(self, request: Packet) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The integers, weights and balances of the drawn users, int64 [U, P], [U] and [U]."""
+        """Compute the integers, weights and balances of the drawn users, int64 [U, P], [U] and [U]. They are private.
+
+        Raises:
+            NodeError: If the owner of the node does not allow the mode or the plan, or the request is not valid.
+        """
         fields, params = request.fields, request.arrays.get("params")
         model, engine = self._engine(fields)
         plan = plan_from_table(fields["plan"], model.layout)
         mode = "central" if request.kind == "update" else "secure"
         if request.kind == "masked" and isinstance(plan.noise, DistributedGaussianNoise):
             mode = "distributed"
-        # DP: the owner decides what the server is trusted with, and a plan with the nodes' noise needs it in every mode.
+        # DP: the owner decides what the server is trusted with. A plan with distributed noise is accepted only in the
+        # mode in which the node adds its share of the noise.
         if TRUST.index(mode) < TRUST.index(self.data.trust) or (
             mode != "distributed" and isinstance(plan.noise, DistributedGaussianNoise)
         ):
             raise NodeError(f"This node does not take part in {mode} mode with this noise.")
-        # DP: a device never adds to a model without noise, whatever the server was started with.
+        # DP: a device never adds to a model without noise, even if the server asks for it.
         if self.data.folder is not None and isinstance(plan.noise, NoNoise):
-            raise NodeError("The plan of the server adds no noise, and this node takes part in private runs only.")
+            raise NodeError("The server's plan adds no noise, and this node takes part in private runs only.")
         if not isinstance(params, np.ndarray) or params.shape != (model.layout.total,):
             raise NodeError("The parameters from the server do not fit the model.")
         params_P = torch.from_numpy(np.array(params))
@@ -251,7 +273,7 @@ class Node:
         return units_UP, weights_U, balances_U
 
     def _aggregate(self, request: Packet) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """One stage of secure aggregation."""
+        """Compute this node's answer in one stage of secure aggregation. Return its fields and its arrays."""
         from unheard.federated.secure_aggregation import Party
 
         fields, party = request.fields, Party(self.memory)
@@ -268,9 +290,10 @@ class Node:
         return {}, {"masked": masked_P, "extra": masked_E}
 
     def _vector(self, request: Packet) -> tuple[np.ndarray, np.ndarray]:
-        """The sum over the drawn users of this node, with its share of the noise if the plan asks for it.
+        """Return the sum over the drawn users of this node [P], and its `EXTRAS` integers, before masking.
 
-        A node of which no user was drawn adds zero (and noise), so that the others do not know who was drawn.
+        With distributed noise the sum includes this node's share of the noise, and there are no further integers. A
+        node without a drawn user returns zeros (and noise), so that the other nodes do not learn who was drawn.
         """
         model, _ = self._engine(request.fields)
         plan = plan_from_table(request.fields["plan"], model.layout)
@@ -284,17 +307,21 @@ class Node:
         return units_P, extra_E
 
     def _noise_share(self, plan: RoundPlan) -> np.ndarray:
-        """Draw this node's share of the noise."""
+        """Draw this node's share of the noise, int64 [P]."""
         assert isinstance(plan.noise, DistributedGaussianNoise)
         each = plan.contribution
-        # DP: the node's own secure generator: a server that knew the noise could take it off. Weights and counts have
-        # no noise, so they are not sent at all.
+        # DP: the node's own secure generator: a server that knew the noise could subtract it. Weights and counts have
+        # no noise, so they are not sent.
         return plan.noise.share(secure_generator(), plan.layout.total, each.l2_bound, each.grid)
 
     def _engine(self, fields: Mapping[str, Any]) -> tuple[LanguageModel, Engine]:
-        """The model and the engine that the server names."""
+        """Return the model and the engine that the server names.
+
+        Raises:
+            NodeError: If the owner of the node does not allow models of this kind.
+        """
         kind = fields["model"].get("kind")
-        # DP: a server cannot make a node run code or read files that it did not agree to.
+        # DP: a server cannot make a node run code or read files unless its owner has agreed.
         if kind not in OWN_MODELS and not self.data.any_model:
             raise NodeError(
                 f"This node does not train models of kind '{kind}'. Its owner can allow it: any-model = true."
@@ -302,7 +329,16 @@ class Node:
         return _built(json.dumps(fields["model"], sort_keys=True), json.dumps(fields["engine"], sort_keys=True))
 
     def _users(self, local: Sequence[int], numbers: Sequence[int], with_features: bool) -> list[User]:
-        """The drawn users, under the numbers that they have on the server."""
+        """Read the drawn users, and count one contribution of this node.
+
+        Args:
+            local: The numbers of the users among this node's users.
+            numbers: The numbers of the same users on the server.
+            with_features: Whether to read users' features.
+
+        Raises:
+            NodeError: If a user is unknown or is named twice, or the node has reached its limit of contributions.
+        """
         split = _opened(self.data.store).train
         own = self.data.numbers(split.num_users)
         chosen = [int(i) for i in local]
@@ -316,30 +352,30 @@ class Node:
 
 
 def keep_model(folder: NodeFolder, request: Packet, any_model: bool = False) -> None:
-    """Keep the newest released model of a run for the keyboard on this node.
+    """Save the newest released model of a run for the keyboard on this node.
 
-    The files are those of a run folder without checkpoints. The folder is replaced as a whole: after a crash it holds one
-    model, or none until the server sends the next one.
+    The files are `MODEL_FILES` of a run folder. The folder of the model is replaced as a whole. After a crash it holds
+    one complete model, or none until the server sends the next one.
 
     Args:
         folder: The node's folder.
-        request: The files.
+        request: A request of kind "model"; its arrays are the files, as bytes.
         any_model: Whether the model may be of a kind that imports code or reads files.
 
     Raises:
-        NodeError: A file is missing, or the model is of a kind that the owner did not allow.
+        NodeError: If a file is missing, or the owner did not allow models of this kind.
     """
     files: dict[str, bytes] = {}
     for name in MODEL_FILES:
         content = request.arrays.get(name)
         if not isinstance(content, np.ndarray) or content.dtype != np.uint8 or content.ndim != 1:
-            raise NodeError(f"A released model is these files: {', '.join(MODEL_FILES)}.")
+            raise NodeError(f"A released model consists of these files, all as bytes: {', '.join(MODEL_FILES)}.")
         files[name] = content.tobytes()
     try:
         kind = tomllib.loads(files["run.toml"].decode())["model"]["kind"]
     except (ValueError, KeyError, TypeError):
         raise NodeError("The run file of the released model cannot be read.") from None
-    # DP: the keyboard opens what is kept here: a server cannot make it run code or read files.
+    # DP: the keyboard opens what is kept here, so a server must not be able to make it run code or read files.
     if kind not in OWN_MODELS and not any_model:
         raise NodeError(f"This node keeps no models of kind '{kind}'. Its owner can allow it: any-model = true.")
     before = folder.path / ".model.before"
@@ -348,17 +384,18 @@ def keep_model(folder: NodeFolder, request: Packet, any_model: bool = False) -> 
         for name, content in files.items():
             storage.replace_file(staged / name, content)
         if folder.model.exists():
-            storage.move_into_place(folder.model, before)
+            storage.rename_folder(folder.model, before)
     shutil.rmtree(before, ignore_errors=True)
 
 
 @lru_cache(maxsize=64)
 def _opened(path: Path) -> TokenStore:
+    """Open a store, or return the store that was opened before."""
     return TokenStore.open(path)
 
 
 @lru_cache(maxsize=4)
 def _built(model: str, engine: str) -> tuple[LanguageModel, Engine]:
-    """The model and its engine. Kept, since building takes longer than one user's update of a small model."""
+    """Build a model and its engine from JSON text. The result is cached: building may take longer than an update."""
     built = part_of_kind(MODELS, json.loads(model), "model")
     return built, part_from_table(EngineChoice, json.loads(engine), "engine").build(built)

@@ -1,10 +1,11 @@
-"""Secure aggregation: the server learns the sum of the vectors of those parties who finished, and nothing else.
+"""Secure aggregation: the server learns the sum of the vectors of the parties that finished, and nothing else.
 
-The protocol is that of Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (2017),
-with the sparse graph of Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead" (2020) above
-`NEIGHBOURS` parties. Key agreement and encryption are Flower's (`flwr.common.secure_aggregation`), and so are the format
-and the field of the Shamir shares, which `create_shares` and `combine` compute faster than Flower does. Masks are AES-256
-in counter mode (`cryptography`), so each masked coordinate is uniform modulo 2^32 or 2^64.
+A party is a node that takes part in one session. The protocol is that of Bonawitz et al., "Practical Secure Aggregation
+for Privacy-Preserving Machine Learning" (2017). With more than `NEIGHBOURS` + 1 parties it uses the sparse graph of
+Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead" (2020). Key agreement and encryption are
+Flower's (`flwr.common.secure_aggregation`). The Shamir shares have Flower's format and field; `create_shares` and
+`combine` compute them faster than Flower does. Masks are the output of AES-256 in counter mode (`cryptography`), so
+each masked coordinate is uniform modulo 2^32 or 2^64.
 
     stage     each party sends                                             the server sends to each party
     keys      two public keys, new in each session                         the keys of its neighbours, the threshold t
@@ -12,12 +13,14 @@ in counter mode (`cryptography`), so each masked coordinate is uniform modulo 2^
     masked    vector + self mask + sum over peers of +- pairwise mask      who finished, who did not
     reveal    for each peer that finished a share of its self mask, for each other peer a share of its pairwise key
 
-Input: integers whose sum is in [-2^(bits-2), 2^(bits-2)] (`modulus_bits`), so that no sum wraps. Output: the exact sum. A
-sum beyond that range, which only a hostile party can cause, is folded back into it (`folded`). A round succeeds if,
-among the neighbours of each party (itself included), at least t finish: t is a majority, so without a dropout of half of
-them it does. `Party` is the node's side, `Session` the server's.
+Input: integers whose sum is in [-2^(bits-2), 2^(bits-2)] (`modulus_bits`), so that no sum wraps. Output: the exact sum.
+Only a hostile party (or, with probability below 2^-60, the nodes' noise) can cause a sum beyond that range; `folded`
+maps such a sum back into the range. A round succeeds if at least t of the neighbours of each party (the party included)
+finish. t is a majority, so a round succeeds unless about half of the neighbours of some party drop out. `Party` is the
+node's side, `Session` the server's side.
 
-The server is honest but curious. docs/threat-model.md says what a malicious server could do.
+The protocol protects against a server that follows it, but tries to learn more from the messages (honest but curious).
+docs/threat-model.md says what a malicious server could do.
 """
 
 import base64
@@ -44,14 +47,16 @@ from unheard.errors import NodeError
 from unheard.mechanism.aggregation import GRID_BITS
 
 NEIGHBOURS = 64
-"""Up to this many peers, every party shares with every other; among more parties each has this many neighbours."""
+"""The largest number of peers with which a party exchanges shares. With fewer peers, each party shares with all."""
 SECRET_BYTES = 31
-"""The length of a shared secret: Flower's Shamir shares pad it to two blocks of 16 bytes."""
+"""The length of a secret. Padding makes it two blocks of 16 bytes, the block size of Flower's Shamir shares."""
 WRAP_PROBABILITY = 2.0**-60
-"""With noise from the nodes, the largest probability that some coordinate of one sum leaves the range of the modulus: in
-2^20 rounds at most 2^-40."""
+"""The largest probability that the nodes' noise brings some coordinate of one sum out of its range.
+
+In 2^20 rounds the probability is at most 2^-40.
+"""
 FEWEST = 3
-"""The smallest number of parties: the sum of two is known to each of them."""
+"""The smallest number of parties. With two, each party could compute the vector of the other from the sum."""
 
 _CURVE = ec.SECP256R1()
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -60,29 +65,29 @@ _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 def modulus_bits(
     num_users: int, is_noised: bool, noise_std: float = 0.0, num_parameters: int = 1, num_nodes: int = 0
 ) -> int:
-    """The size of the modulus, 32 or 64 bits, for which no sum can leave a half of its range.
+    """Return the number of bits of the modulus, 32 or 64, so that every sum is in [-2^(bits-2), 2^(bits-2)].
 
     Args:
-        num_users: All registered users: the largest cohort.
-        is_noised: Whether the run adds noise; then each user adds at most 2^21 units to a coordinate.
-        noise_std: The standard deviation, in units, of the noise of all nodes together; 0 if the server adds it.
+        num_users: The number of registered users, which is the size of the largest possible cohort.
+        is_noised: Whether the run adds noise. If so, each user adds at most 2^21 units to a coordinate.
+        noise_std: The standard deviation, in units, of the noise of all nodes together; 0 if the server adds the noise.
         num_parameters: P, the number of parameters.
-        num_nodes: All registered nodes: the most shares of noise.
+        num_nodes: The number of registered nodes, which is the largest number of shares of noise.
     """
     if not is_noised:
         return 64
-    # A Gaussian exceeds t deviations with probability below 2 exp(-t^2 / 2). Rounding adds at most 1/2 per share.
+    # A Gaussian exceeds t standard deviations with probability < 2 exp(-t^2 / 2). Rounding adds at most 0.5 per share.
     tail = math.sqrt(2 * math.log(2 * num_parameters / WRAP_PROBABILITY)) * noise_std
-    # DP: a sum that wraps would be another sum; the largest cohort is everybody who is registered.
+    # DP: a sum that wraps would be a different sum. The bound is for the largest cohort: all registered users.
     return 32 if num_users * 2 ** (GRID_BITS + 1) + tail + num_nodes / 2 <= 2**30 else 64
 
 
 def folded(residues: np.ndarray, bits: int) -> np.ndarray:
     """Map residues modulo 2^bits to integers, int64.
 
-    A residue in [-2^(bits-2), 2^(bits-2)] is mapped to itself. Honest sums are in that range. A hostile party can bring a
-    sum to any residue. Outside the range the integers decrease again towards zero, so that two sums that differ by n modulo
-    2^bits are mapped to integers that differ by at most n.
+    A residue in [-2^(bits-2), 2^(bits-2)] is mapped to itself. The sums of honest parties are in that range, but a
+    hostile party can cause any residue. Beyond the range the integers decrease again towards zero, so that two sums
+    that differ by n modulo 2^bits are mapped to integers that differ by at most n.
 
     >>> folded(np.array([5, 2**32 - 5, 2**30 + 1, 2**31 - 1, 2**31], np.uint32), 32).tolist()
     [5, -5, 1073741823, 1, 0]
@@ -93,15 +98,15 @@ def folded(residues: np.ndarray, bits: int) -> np.ndarray:
     """
     units = residues.view(f"<i{bits // 8}").astype(np.int64)
     end, last = np.int64(2 ** (bits - 2)), np.int64(2 ** (bits - 1) - 1)
-    # DP: without the fold, one user could move a sum that others brought to the end of the range by 2^bits.
+    # DP: without the fold, one user could move a sum by 2^bits if others have brought it to the end of the range.
     units = np.where(units > end, last - units + 1, units)
     return np.where(units < -end, -last - 1 - units, units)
 
 
 def threshold(holders: int) -> int:
-    """Return t: how many holders of a party's shares must finish.
+    """Return t, the number of holders of a party's shares that must finish.
 
-    It is a majority of the holders. Two disjoint groups of holders can then never reveal one secret of a party each.
+    t is a majority of the holders. So two disjoint groups of holders can never reveal one secret of the party each.
     """
     # DP: with a majority the server cannot collect both secrets of a party by asking disjoint groups of nodes.
     return holders // 2 + 1
@@ -118,9 +123,9 @@ def mask(secret: bytes, session: str, bits: int, count: int, extras: int) -> tup
         extras: The number of additional values of 64 bits.
 
     Returns:
-        The mask of the coordinates, and that of the additional values.
+        The mask of the coordinates, and the mask of the additional values; both unsigned.
     """
-    # DP: the session is in the key, so that no two vectors ever have one mask.
+    # DP: the session is in the key, so that no two vectors ever have the same mask.
     key = hashlib.sha256(b"unheard mask" + session.encode() + b"\0" + secret).digest()
     stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
     data = bytearray(8 * extras + bits // 8 * count)
@@ -130,36 +135,41 @@ def mask(secret: bytes, session: str, bits: int, count: int, extras: int) -> tup
 
 @lru_cache(maxsize=4)
 def _zeros(size: int) -> bytes:
+    """Return zero bytes, cached because they are as long as the parameters."""
     return bytes(size)
 
 
 def _private_key(seed: bytes) -> ec.EllipticCurvePrivateKey:
-    """A key that follows from a seed: sharing the seed shares the key."""
+    """Derive a private key from a seed, so that a party can share the short seed instead of the key."""
     wide = HKDF(algorithm=hashes.SHA256(), length=48, salt=None, info=b"unheard key").derive(seed)
     return ec.derive_private_key(int.from_bytes(wide, "big") % (_ORDER - 1) + 1, _CURVE)
 
 
 def _public_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return the encoded public key of a private key."""
     return key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
 
 
 def _public_key(data: bytes) -> ec.EllipticCurvePublicKey:
+    """Decode a public key. Raise `NodeError` if it is not a point of the curve."""
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(_CURVE, data)
     except ValueError:
-        raise NodeError("A public key of secure aggregation is no point of the curve.") from None
+        raise NodeError("A public key of secure aggregation is not a point of the curve.") from None
 
 
 def _commitment(secret: bytes, session: str) -> str:
-    """A hash by which the server knows that it has put a self mask together from the right shares."""
+    """Return a hash of the seed of a self mask. With it the server checks a seed that it combined from shares."""
     return hashlib.sha256(b"unheard commitment" + session.encode() + b"\0" + secret).hexdigest()
 
 
 def _text(data: bytes) -> str:
+    """Return bytes as base64 text."""
     return base64.b64encode(data).decode()
 
 
 def _data(text: Any) -> bytes:
+    """Return the bytes of base64 text. Raise `NodeError` if it is not valid."""
     try:
         return base64.b64decode(text, validate=True)
     except (TypeError, ValueError):
@@ -167,24 +177,34 @@ def _data(text: Any) -> bytes:
 
 
 _POLYNOMIAL = 1 << 128 | 0x87
-"""x^128 + x^7 + x^2 + x + 1: Flower's Shamir shares are in GF(2^128) modulo this polynomial."""
-_LANE = 32  # bytes of a lane: a block of 16 bytes, and room for its products, so that one integer holds many blocks
+"""x^128 + x^7 + x^2 + x + 1. Flower's Shamir shares are in GF(2^128) modulo this polynomial."""
+_LANE = 32
+"""The bytes of a lane: a block of 16 bytes, and 16 bytes for the upper half of a product.
+
+One Python integer holds many lanes, so that one operation computes all blocks.
+"""
 
 
 def _lanes(data: bytes) -> int:
-    """Blocks of 16 bytes as one integer with a lane for each block."""
+    """Return blocks of 16 bytes as one integer with a lane for each block."""
     return int.from_bytes(b"".join(bytes(16) + data[at : at + 16] for at in range(0, len(data), 16)), "big")
 
 
 def _product(lanes: int, factor: int, blocks: int) -> int:
-    """Each lane times one element of the field."""
+    """Multiply each lane by one element of the field.
+
+    Args:
+        lanes: The blocks.
+        factor: The element of the field.
+        blocks: The number of lanes.
+    """
     total = 0
     while factor:
         low = factor & -factor
-        total ^= lanes * low  # a shift, since `low` is a power of two
+        total ^= lanes * low  # `low` is a power of two, so this shifts the lanes.
         factor ^= low
     block = _block_mask(blocks)
-    for _ in range(2):  # the second time for what the first left above 128 bits
+    for _ in range(2):  # The first reduction can leave a few bits above 128; the second removes them.
         high = total >> 128 & block
         total = total & block ^ high ^ high << 1 ^ high << 2 ^ high << 7
     return total
@@ -192,11 +212,12 @@ def _product(lanes: int, factor: int, blocks: int) -> int:
 
 @lru_cache(maxsize=16)
 def _block_mask(blocks: int) -> int:
+    """Return a bit mask of the lower 16 bytes of each lane."""
     return int.from_bytes((bytes(16) + b"\xff" * 16) * blocks, "big")
 
 
 def _inverse(element: int) -> int:
-    """1 / element in the field, by Euclid's algorithm for polynomials over GF(2)."""
+    """Return 1 / element in the field, by Euclid's algorithm for polynomials over GF(2)."""
     a, b, inverse, other = element, _POLYNOMIAL, 1, 0
     while a != 1:
         shift = a.bit_length() - b.bit_length()
@@ -209,7 +230,7 @@ def _inverse(element: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _factors(indices: tuple[int, ...]) -> tuple[int, ...]:
-    """The factors of Lagrange's interpolation at 0, for shares with these indices."""
+    """Return the factors of Lagrange interpolation at 0, for shares with these indices."""
     factors = []
     for own in indices:
         numerator, denominator = 1, 1
@@ -221,19 +242,20 @@ def _factors(indices: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def create_shares(secret: bytes, t: int, holders: int) -> list[bytes]:
-    """Split a secret into Shamir shares: any t of them give the secret, fewer give nothing.
+    """Split a secret into Shamir shares. Any t shares determine the secret; fewer reveal nothing about it.
 
-    The shares have the form of Flower's `create_shares`, which evaluates a polynomial for each block of 16 bytes in Python.
-    Here one evaluation takes all blocks, since it took most of the time of a session.
+    The shares have the format of Flower's `create_shares`. Flower evaluates a polynomial for each block of 16 bytes,
+    which took most of the time of a session; this function evaluates all blocks at once.
 
     Args:
         secret: The secret.
-        t: The number of shares that give the secret.
-        holders: The number of shares to make.
+        t: The number of shares that determine the secret.
+        holders: The number of shares to create.
     """
     padded = pad(secret, 16)
     blocks = len(padded) // 16
-    # DP: coefficients from the operating system, so that fewer than t shares fit every secret.
+    # DP: random coefficients from the operating system, so that fewer than t shares are consistent with every
+    # secret.
     coefficients = [*(_lanes(os.urandom(len(padded))) for _ in range(t - 1)), _lanes(padded)]
     shares = []
     for index in range(1, holders + 1):
@@ -245,17 +267,19 @@ def create_shares(secret: bytes, t: int, holders: int) -> list[bytes]:
 
 
 def _from_lanes(lanes: int, blocks: int) -> bytes:
+    """Return the blocks of 16 bytes of an integer that `_lanes` made."""
     data = lanes.to_bytes(_LANE * blocks, "big")
     return b"".join(data[at + 16 : at + 32] for at in range(0, len(data), _LANE))
 
 
 def combine(shares: Sequence[bytes]) -> bytes:
-    """The secret that shares belong to: what Flower's `combine_shares` returns, for many secrets with the same holders.
+    """Return the secret that t shares determine, as Flower's `combine_shares` does.
 
-    Flower computes the factors of the interpolation for each block of each secret anew, which takes most of its time.
+    Flower computes the factors of the interpolation for each block of each secret, which takes most of its time. Here
+    they are cached, because many secrets have the same holders.
 
     Raises:
-        ValueError: The shares do not fit together.
+        ValueError: If the shares do not fit together.
     """
     indices = tuple(int.from_bytes(share[:4], "little") for share in shares)
     if len(set(indices)) < len(indices) or 0 in indices or any(len(share) % 16 != 4 for share in shares):
@@ -267,20 +291,24 @@ def combine(shares: Sequence[bytes]) -> bytes:
 
 
 class Party:
-    """One node's side of one session.
+    """The node's side of one session.
 
-    A session's secrets live in `memory`, a dictionary of JSON data that the node keeps between messages. Each stage
-    happens once: a repeated or skipped stage raises `NodeError`.
+    The secrets of a session are in `memory`, a dictionary of JSON data that the node keeps between messages. Each stage
+    is possible once and in order: a repeated or skipped stage raises `NodeError`.
 
     Args:
-        memory: What the node remembers of its session; changed in place.
+        memory: The node's data about its session; changed in place.
     """
 
     def __init__(self, memory: dict[str, Any]) -> None:
         self.memory = memory
 
     def keys(self, session: str) -> dict[str, str]:
-        """Begin a session: new keys. A session that was open is dropped, its secrets with it."""
+        """Begin a session: create its secrets, and return its two public keys. An open session is deleted.
+
+        Raises:
+            NodeError: If the name of the session is too short.
+        """
         if not isinstance(session, str) or len(session) < 16:
             raise NodeError("A session of secure aggregation needs a name of at least 16 characters.")
         self.memory.clear()
@@ -293,24 +321,27 @@ class Party:
         return public
 
     def share(self, session: str, own: int, peers: Mapping[str, Mapping[str, str]], t: int) -> dict[str, Any]:
-        """Divide both secrets of this party into shares, one for each of its peers and one for itself.
+        """Split both secrets of this party into shares, one for each of its peers and one for itself.
 
         Args:
-            session: The session.
+            session: The name of the session.
             own: This party's number.
             peers: The public keys of its neighbours and its own, by party number.
             t: The threshold.
 
         Returns:
-            Encrypted shares for each peer, and the commitment to the self mask.
+            The encrypted shares for each peer, and the commitment to the self mask.
+
+        Raises:
+            NodeError: If the stage, the keys or the threshold are not valid.
         """
         self._enter(session, "keys", "share")
         if dict(peers.get(str(own), {})) != self.memory["public"]:
             raise NodeError("The server shows other keys than this node sent.")
-        # DP: a server that names few peers or a low threshold would hold both secrets of this node.
+        # DP: a server that names few peers or a low threshold could collect both secrets of this node.
         if len(peers) < FEWEST or t < threshold(len(peers)) or t > len(peers):
             raise NodeError(f"Secure aggregation needs at least {FEWEST} parties and a majority as its threshold.")
-        # DP: a key that stands for two peers would give one of them two shares.
+        # DP: a key that stands for two peers would give two shares to one party.
         if len({keys["encryption"] for keys in peers.values()}) < len(peers):
             raise NodeError("Two parties of secure aggregation have one key.")
         numbers = sorted(int(number) for number in peers)
@@ -321,7 +352,8 @@ class Party:
             if number == own:
                 self.memory["own_shares"] = [_text(part) for part in pair]
                 continue
-            # Both ends are in the text, so that a share cannot be passed off as another party's or session's.
+            # The plaintext names the session, the sender and the receiver, so that the server cannot deliver a share as
+            # that of another party or session.
             head = f"{session} {own} {number} ".encode()
             encrypted[str(number)] = encrypt(keys[number], head + b" ".join(map(base64.b64encode, pair))).decode()
         self.memory.update(
@@ -335,27 +367,31 @@ class Party:
     def masked(
         self, session: str, received: Mapping[str, str], units: np.ndarray, extra: np.ndarray, bits: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """This party's vector under its masks.
+        """Return this party's vector and its further numbers, with all masks added, as unsigned integers.
 
         Args:
-            session: The session.
-            received: The shares from each neighbour that has shared, encrypted.
-            units: int64 [P], this party's integers.
-            extra: int64, further numbers to add.
+            session: The name of the session.
+            received: The encrypted shares from each neighbour that has sent shares, by party number.
+            units: This party's integers, int64 [P].
+            extra: Further numbers to sum, int64.
             bits: The number of bits of the modulus.
+
+        Raises:
+            NodeError: If the stage is not the next one, or the server names unknown or too few parties.
         """
-        # DP: one vector per session: two under one mask would show their difference.
+        # DP: one vector per session: two vectors under the same masks would reveal their difference.
         self._enter(session, "share", "masked")
         own, peers = self.memory["own"], self.memory["peers"]
         if bits not in (32, 64) or not set(received) <= set(peers) - {str(own)}:
             raise NodeError("The server names parties that are not in this session.")
-        # DP: with fewer peers the masks of this node could be taken off by few.
+        # DP: with fewer peers, a few parties together could remove the masks of this node.
         if len(received) + 1 < self.memory["threshold"]:
             raise NodeError("Too few parties have shared their secrets: this node does not send its vector.")
         units_P = units.astype(f"<i{bits // 8}").view(f"<u{bits // 8}")
         extra_E = extra.astype("<i8").view("<u8")
         self_mask, self_extra = mask(self._seed("self"), session, bits, len(units), len(extra))
-        # DP: the self mask hides the vector also when the pairwise masks become known, as for a late node.
+        # DP: the self mask hides the vector also when the pairwise masks become known: if the vector arrives late, the
+        # other parties have already revealed the key of these masks.
         units_P, extra_E = units_P + self_mask, extra_E + self_extra
         for number, shared in self._shared("pairwise", {int(n): peers[n] for n in received}).items():
             pair_mask, pair_extra = mask(shared, session, bits, len(units), len(extra))
@@ -366,33 +402,47 @@ class Party:
         return units_P, extra_E
 
     def reveal(self, session: str, survivors: Iterable[int], dropped: Iterable[int]) -> dict[str, dict[str, str]]:
-        """Reveal one share of each party that shared: of its self mask if it finished, of its pairwise key if not.
+        """Reveal one share of each neighbour: of its self mask if it finished, of its pairwise key if it did not.
+
+        The secrets of the session are deleted afterwards, also if this method raises.
 
         Args:
             session: The name of the session.
-            survivors: The parties whose vectors arrived, as the server says.
-            dropped: The other parties.
+            survivors: The neighbours whose vectors arrived, according to the server.
+            dropped: The neighbours that sent shares and no vector.
 
         Returns:
-            The shares, by the kind of secret and the party.
+            The shares, by the kind of secret ("self" or "pairwise") and the party number.
+
+        Raises:
+            NodeError: If the stage is not the next one, or the server asks for too much.
         """
         self._enter(session, "masked", "done")
         try:
             return self._revealed(session, {str(n) for n in survivors}, {str(n) for n in dropped})
         finally:
-            # DP: the secrets of a session are forgotten with its last message.
+            # DP: the secrets of a session are deleted with its last message.
             self.memory.clear()
             self.memory.update(session=session, stage="done")
 
     def _revealed(self, session: str, finished: set[str], lost: set[str]) -> dict[str, dict[str, str]]:
-        """Shares with which the server can take the masks off the sum, and nothing else."""
+        """Return the shares that the server needs to remove the masks from the sum.
+
+        Args:
+            session: The name of the session.
+            finished: The parties whose self masks are revealed.
+            lost: The parties whose pairwise keys are revealed.
+
+        Raises:
+            NodeError: If the server asks for both secrets of a party, for unknown parties, or too few have finished.
+        """
         own, received = self.memory["own"], self.memory["received"]
-        # DP: never both secrets of one party; together they take both masks off its vector.
+        # DP: never both secrets of one party: together they remove both masks from its vector.
         if finished & lost:
             raise NodeError("The server asks for both secrets of one party.")
         if not finished | lost <= {*received, str(own)} or str(own) in lost:
             raise NodeError("The server asks for the secrets of parties that are not in this session.")
-        # DP: a sum of few is not revealed.
+        # DP: a sum of few vectors is not revealed.
         if len(finished) < self.memory["threshold"]:
             raise NodeError("Too few parties finished: this node reveals nothing.")
         shares: dict[str, dict[str, str]] = {"self": {}, "pairwise": {}}
@@ -404,54 +454,71 @@ class Party:
                     else self._opened(session, number, received[number])
                 )
             except NodeError:
-                continue  # a peer that sent something else than a share must not keep the others from being revealed
+                continue  # A peer that sent an invalid share must not prevent that the other shares are revealed.
             kind, part = ("self", own_mask) if number in finished else ("pairwise", pairwise)
             shares[kind][number] = _text(part)
         return shares
 
     def _opened(self, session: str, sender: str, ciphertext: str) -> list[bytes]:
-        """The two shares from a peer."""
+        """Decrypt the shares of a peer: of its pairwise key, and of its self mask.
+
+        Raises:
+            NodeError: If they belong to another session or party, or are incomplete.
+        """
         key = self.memory["sealing"][sender].encode()
         head = f"{session} {sender} {self.memory['own']} ".encode()
         try:
             plain = decrypt(key, ciphertext.encode())
         except (InvalidToken, AttributeError, ValueError):
             raise NodeError(
-                "A share of secure aggregation does not decrypt: it is of another session or party."
+                "A share of secure aggregation does not decrypt: it belongs to another session or party."
             ) from None
         # DP: a share of another session or party is not used.
         if not plain.startswith(head):
-            raise NodeError("A share of secure aggregation is of another session or party.")
+            raise NodeError("A share of secure aggregation belongs to another session or party, and was rejected.")
         parts = [base64.b64decode(part) for part in plain[len(head) :].split(b" ")]
         if len(parts) != 2:
             raise NodeError("A share of secure aggregation is incomplete.")
         return parts
 
     def _enter(self, session: str, before: str, after: str) -> None:
-        """Go from one stage to the next one, once."""
+        """Go from stage `before` to stage `after`. Raise `NodeError` if this node is in another session or stage."""
         if self.memory.get("session") != session or self.memory.get("stage") != before:
             raise NodeError("This message does not belong to the next stage of this node's session.")
         self.memory["stage"] = after
 
     def _seed(self, name: str) -> bytes:
+        """Return a secret of this session: "encryption", "pairwise" or "self"."""
         return _data(self.memory["seeds"][name])
 
     def _shared(self, name: str, public: Mapping[int, str]) -> dict[int, bytes]:
-        """The keys that this party shares with each of its peers."""
+        """Return the keys that this party and each of its peers can compute (key agreement).
+
+        Args:
+            name: "encryption" or "pairwise".
+            public: The public keys of the peers, by party number.
+        """
         own = _private_key(self._seed(name))
         return {number: generate_shared_key(own, _public_key(_data(text))) for number, text in public.items()}
 
 
 @dataclass
 class Session:
-    """The server's side of one session: who is in which stage, and the sum at the end.
+    """The server's side of one session. It collects the answers of the parties and computes the sum.
 
     Args:
         bits: The number of bits of the modulus.
-        count: P, coordinates of a vector.
-        extras: Further numbers of a vector.
-        name: The session; new and random for each round.
-        suspects: Parties whose shares did not fit together in `total`.
+        count: P, the number of coordinates of a vector.
+        extras: The number of further numbers of a vector.
+        name: The name of the session; new and random for each round.
+        keys: The public keys of each party that answered.
+        shares: The encrypted shares that each party sent, by the number of the receiver.
+        commitments: The commitment of each party to its self mask.
+        vectors: The masked vector and further numbers of each party that finished.
+        revealed: The revealed shares, by kind of secret, the party that it belongs to, and the party that held it.
+        ring: The parties in random order; it defines the neighbours.
+        answered: The parties that answered "reveal".
+        suspects: The parties whose shares did not fit together in `total`.
     """
 
     bits: int
@@ -475,7 +542,7 @@ class Session:
             fields: The fields of its answer.
 
         Raises:
-            NodeError: A key is malformed.
+            NodeError: If a key is malformed.
         """
         keys = {name: str(fields.get(name)) for name in ("encryption", "pairwise")}
         for text in keys.values():
@@ -483,7 +550,10 @@ class Session:
         self.keys[party] = keys
 
     def neighbours(self, party: int) -> list[int]:
-        """The parties that a party shares with, itself included."""
+        """Return the parties that exchange shares with a party, and the party itself, sorted.
+
+        They are neighbours on a random ring, which is drawn at the first call, after all keys were added.
+        """
         if not self.ring:
             self.ring = sorted(self.keys)
             secrets.SystemRandom().shuffle(self.ring)
@@ -494,7 +564,7 @@ class Session:
         return sorted(self.ring[(at + step) % n] for step in range(-(k // 2), k // 2 + 1))
 
     def share_request(self, party: int) -> dict[str, Any]:
-        """The fields of the request `share`."""
+        """Return the fields of the request `share` for a party."""
         peers = self.neighbours(party)
         return {"own": party, "peers": {str(n): self.keys[n] for n in peers}, "threshold": threshold(len(peers))}
 
@@ -506,7 +576,7 @@ class Session:
             fields: The fields of its answer.
 
         Raises:
-            NodeError: The shares are not for exactly the neighbours of the party.
+            NodeError: If the shares are not for exactly the neighbours of the party.
         """
         shares, wanted = fields.get("shares"), {str(n) for n in self.neighbours(party) if n != party}
         if not isinstance(shares, Mapping) or set(shares) != wanted:
@@ -515,7 +585,7 @@ class Session:
         self.commitments[party] = str(fields.get("commitment"))
 
     def masked_request(self, party: int) -> dict[str, Any]:
-        """The fields of the request `masked` that belong to secure aggregation."""
+        """Return the fields of the request `masked` for a party that belong to secure aggregation."""
         senders = [n for n in self.neighbours(party) if n != party and n in self.shares]
         return {"received": {str(n): self.shares[n][str(party)] for n in senders}, "bits": self.bits}
 
@@ -528,7 +598,7 @@ class Session:
             extra: Its masked additional values; None if the answer has none.
 
         Raises:
-            NodeError: A vector is missing, or has another type or length.
+            NodeError: If a vector is missing, or has another type or length.
         """
         if (
             not isinstance(units, np.ndarray)
@@ -542,7 +612,7 @@ class Session:
         self.vectors[party] = (units, extra)
 
     def reveal_request(self, party: int) -> dict[str, Any]:
-        """The fields of the request `reveal`."""
+        """Return the fields of the request `reveal` for a party."""
         sharers = [n for n in self.neighbours(party) if n in self.shares]
         return {
             "survivors": [n for n in sharers if n in self.vectors],
@@ -557,7 +627,7 @@ class Session:
             fields: The fields of its answer.
 
         Raises:
-            NodeError: The shares are of other parties than requested.
+            NodeError: If a share belongs to a party that was not requested.
         """
         request = self.reveal_request(party)
         for kind, wanted in (("self", request["survivors"]), ("pairwise", request["dropped"])):
@@ -570,10 +640,10 @@ class Session:
                 self.revealed.setdefault(kind, {}).setdefault(int(number), {})[party] = _data(share)
 
     def total(self) -> tuple[np.ndarray, np.ndarray]:
-        """The sum of the vectors that arrived, int64.
+        """Return two sums, int64: of the vectors that arrived, and of the further numbers that came with them.
 
         Raises:
-            NodeError: Too few parties revealed their shares, or shares do not fit together.
+            NodeError: If too few parties revealed their shares, or shares do not fit together.
         """
         units_P = np.zeros(self.count, f"<u{self.bits // 8}")
         extra_E = np.zeros(self.extras, "<u8")
@@ -581,7 +651,7 @@ class Session:
             units_P += units
             extra_E += extra
         shape = (self.name, self.bits, self.count, self.extras)
-        # Those of which no neighbour finished have a mask with nobody.
+        # A lost party without a neighbour that finished has no mask in the sum.
         lost = [n for n in self.shares.keys() - self.vectors.keys() if self.vectors.keys() & set(self.neighbours(n))]
         secret_of = self._combined({**dict.fromkeys(self.vectors, "self"), **dict.fromkeys(lost, "pairwise")})
         for party in self.vectors:
@@ -593,18 +663,25 @@ class Session:
             for other in self.vectors.keys() & set(self.neighbours(party)):
                 shared = generate_shared_key(key, _public_key(_data(self.keys[other]["pairwise"])))
                 pair_mask, pair_extra = mask(shared, *shape)
-                # `other` added the mask if its number is the smaller one, so it is taken off here.
+                # `other` added the mask if its number is the smaller one, and subtracted it otherwise.
                 take_off = np.subtract if other < party else np.add
                 take_off(units_P, pair_mask, out=units_P)
                 take_off(extra_E, pair_extra, out=extra_E)
         return folded(units_P, self.bits), folded(extra_E, 64)
 
     def _combined(self, kinds: Mapping[int, str]) -> dict[int, bytes]:
-        """One secret of each party from its shares, without the share of one holder if that one is wrong.
+        """Combine the shares that were revealed into one secret for each party, and return the secrets by party.
+
+        One holder per secret may have revealed a wrong share: the secret is then computed again without each holder in
+        turn, until it matches what the party has published.
+
+        Args:
+            kinds: For each party which secret to combine, "self" or "pairwise".
 
         Raises:
-            NodeError: Too few parties have revealed shares, or they do not fit together. Then the parties whose shares do
-                not fit are the suspects, unless they are many: wrong shares of some holders would make suspects of all.
+            NodeError: If too few parties have revealed shares, or the shares of a party do not fit together. In the
+                second case such parties become suspects, unless they are more than a quarter of all: then it is more likely
+                that a few holders revealed wrong shares.
         """
         secret_of: dict[int, bytes] = {}
         first: list[int | None] = [None]
@@ -617,7 +694,7 @@ class Session:
             for without in (*first, *shares):
                 some = [share for holder, share in shares.items() if holder != without][:t]
                 if len(some) == t and (secret := self._verified(kind, party, some)) is not None:
-                    secret_of[party], first = secret, [without]  # the next secrets are tried without this holder first
+                    secret_of[party], first = secret, [without]  # Try the next secrets without this holder first.
                     break
         failed = kinds.keys() - secret_of.keys()
         if failed:
@@ -626,7 +703,7 @@ class Session:
         return secret_of
 
     def _verified(self, kind: str, party: int, shares: Sequence[bytes]) -> bytes | None:
-        """The secret that the shares give, if it is the one that the party has committed itself to."""
+        """Return the secret that the shares determine; None if it does not match the party's commitment or key."""
         try:
             secret = combine(shares)
         except (ValueError, IndexError):

@@ -1,22 +1,22 @@
-"""The server of a federated run: an engine that asks nodes for the updates of a cohort.
+"""The server of a federated run: an engine that gets the updates of a cohort from nodes.
 
     engine = FederatedEngine(network, run.model, choice, store)
     for report in train(run, "runs/first", on=engine): ...
 
-The training loop is the one of `unheard train`. It charges the ledgers, draws the cohort among the registered users by
-its own streams, calls `sum_cohorts`, divides by declared constants, adds the noise and steps. So with the same seed and
-without dropouts the model is that of `unheard train` to the bit.
+The training loop is that of `unheard train`. It charges the ledgers, draws the cohort among the registered users,
+calls `sum_cohorts`, divides by declared constants, adds the noise and takes the server's step. With the same seeds, and
+if all nodes answer, the model is equal to that of `unheard train` to the bit.
 
-Input: cohorts of user numbers. Output: the exact sum of the integers of the users whose nodes answered in time. Others
-contribute zero; the charge of the round stays. Three modes:
+Input: cohorts of user numbers. Output: the exact sum of the integers of the users whose nodes answered in time. Other
+users contribute zero, and the round is charged all the same. There are three modes:
 
 | mode | run file | what the server sees |
 | --- | --- | --- |
-| central | | the integers of each drawn user |
-| secure aggregation | `[engine] secure_aggregation = true` | their sum |
-| distributed noise | also `[noise] kind = "distributed_gaussian"` | their sum with noise |
+| central | (default) | the integers of each drawn user |
+| secure aggregation | `[engine] secure_aggregation = true` | only the sum of these integers |
+| distributed noise | also `[noise] kind = "distributed_gaussian"` | only the sum, with noise from the nodes |
 
-A user is registered when the node that holds the user's text is first seen, and keeps the number for the run.
+Users are registered when the server first sees their node, and keep their numbers until the server ends.
 """
 
 import math
@@ -48,20 +48,22 @@ from unheard.training.run import MODELS
 from unheard.updates.user_update import ONE, StoredUsers, User
 
 ABANDONED_IN_A_ROW = 3
-"""After this many abandoned rounds training stops: each was charged, and more would be spent for nothing."""
+"""Training stops after this many abandoned rounds in a row, because every abandoned round is charged to the ledger."""
 USERS_PER_NODE = 2**20
-"""A node that claims more users is not registered: each of them is drawn and adds to the sum."""
+"""The largest number of users of a node. A node that reports more is not registered: the server would draw users who do
+not exist."""
 SMALLEST_PARTIES = 8
-"""The default of `parties` is never below this."""
+"""The smallest default of `[engine] parties`, if there are so many nodes."""
 
 
 class RegisteredUsers(UserTokens):
-    """The users of all nodes, numbered from 0. The server has their numbers only."""
+    """The users of all nodes, numbered from 0. The server knows their number, and cannot read their text."""
 
     def __init__(self) -> None:
         super().__init__([], np.dtype("<u2"))
 
     def _no_text(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise `NodeError`, in place of every method that reads text."""
         raise NodeError("The text of these users is on their nodes, and cannot be read on the server.")
 
     tokens = users = lengths = features = _no_text
@@ -73,8 +75,8 @@ class RegisteredNode:
 
     Attributes:
         node: The id of the node.
-        first: The number of its first user.
-        users: How many users it has.
+        first: The number of its first user on the server.
+        users: The number of its users.
     """
 
     node: int
@@ -90,7 +92,13 @@ class Registry:
     by_node: dict[int, RegisteredNode] = field(default_factory=dict)
 
     def add(self, described: Mapping[int, Packet]) -> None:
-        """Register nodes that were not seen before, by their order and id."""
+        """Register the nodes that are not registered yet, sorted by their order and id.
+
+        A node with an invalid answer is left out.
+
+        Args:
+            described: The answers to "describe", by the id of the node.
+        """
         new = []
         for node, answer in described.items():
             users, order = answer.fields.get("users"), answer.fields.get("order")
@@ -106,25 +114,32 @@ class Registry:
             self.users.num_users += users
 
     def drawn(self, numbers_U: np.ndarray) -> dict[int, np.ndarray]:
-        """The drawn users of each node, by their numbers on the server. Nodes without any are left out."""
+        """Group drawn users by node.
+
+        Args:
+            numbers_U: The numbers of the drawn users on the server.
+
+        Returns:
+            The numbers of each node's drawn users, by the id of the node. Nodes without a drawn user are left out.
+        """
         nodes = list(self.by_node.values())
         firsts = np.array([one.first for one in nodes], dtype=np.int64)
-        # A node without users has the same first number as the node after it, so the last of equal numbers is taken.
+        # A node without users has the same `first` as the next node. side="right" finds the last of them: it has users.
         which_U = np.searchsorted(firsts, numbers_U, side="right") - 1
         return {nodes[int(i)].node: numbers_U[which_U == i] for i in np.unique(which_U)}
 
 
 class FederatedEngine:
-    """Sums cohorts whose users are on nodes: sends each node its users, and adds the answers.
+    """An engine that sums cohorts whose users are on nodes: it sends requests to the nodes, and adds their answers.
 
     Args:
-        network: Reaches the nodes.
+        network: The connection to the nodes.
         model: The model whose updates are summed.
-        choice: The engine of the nodes, and the options of a federated run.
-        store: The server's store: its vocabulary, and held-out users.
+        choice: The engine that the nodes use, and the options of a federated run.
+        store: The server's store. Nodes must have its vocabulary and tokenizer.
 
     Raises:
-        NodeError: No node that answers has users.
+        NodeError: If no node with users has answered.
     """
 
     def __init__(self, network: Network, model: LanguageModel, choice: EngineChoice, store: TokenStore) -> None:
@@ -141,7 +156,7 @@ class FederatedEngine:
 
     @property
     def device(self) -> torch.device:
-        """The device of the sums that nodes send: the CPU."""
+        """The device of the sums: always the CPU."""
         return torch.device("cpu")
 
     @property
@@ -151,11 +166,11 @@ class FederatedEngine:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Whether the server sees each update or only sums of them."""
+        """Facts for the record of the run: whether the nodes mask their updates (`secure_aggregation`)."""
         return {"secure_aggregation": self.choice.secure_aggregation}
 
     def register(self) -> None:
-        """Ask nodes that were not seen before for the number of their users."""
+        """Ask the nodes that are not registered yet for the number of their users, and register them."""
         new = [node for node in self.network.nodes() if node not in self._registry.by_node]
         facts = {
             "vocabulary": self._store.vocabulary.digest,
@@ -165,12 +180,12 @@ class FederatedEngine:
         self._registry.add(self._ask("describe", {node: (facts, {}) for node in new}))
 
     def check_plan(self, plan: Plan) -> None:
-        """Check, before anything is charged, that the nodes can run the plan.
+        """Check that the nodes can run the plan. Training calls this before the first charge.
 
         Raises:
-            InvalidValue: There are too few nodes.
-            UnprovenCombination: The sampler draws something else than users.
-            PrivacyError: Distributed noise without secure aggregation, or with too narrow shares.
+            InvalidValue: If there are too few nodes for secure aggregation.
+            UnprovenCombination: If the sampler is neither Poisson nor of fixed size.
+            PrivacyError: For distributed noise without secure aggregation, or with shares of too little noise.
         """
         if not isinstance(plan.sampling, PoissonSampling | FixedSizeSampling):
             raise UnprovenCombination(
@@ -182,8 +197,8 @@ class FederatedEngine:
                 phase.noise.share_std(phase.contribution.l2_bound, phase.contribution.grid)
                 if not self.choice.secure_aggregation:
                     raise PrivacyError(
-                        "[noise] kind = 'distributed_gaussian' hides nothing in one node's update alone: set [engine] "
-                        "secure_aggregation = true."
+                        "With [noise] kind = 'distributed_gaussian' the noise of one node does not hide its update: "
+                        "set [engine] secure_aggregation = true."
                     )
             if self.choice.secure_aggregation and nodes < self._parties(phase):
                 raise InvalidValue(
@@ -194,26 +209,35 @@ class FederatedEngine:
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
-        """The sum of one cohort over the nodes that answered (`sum_cohorts`)."""
+        """Return the sum of one cohort over the nodes that answered (see `sum_cohorts`)."""
         return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
-        """The sum of each cohort over the nodes that answered."""
+        """Return the sum of each cohort over the nodes that answered, and then register new nodes.
+
+        Raises:
+            NodeError: If `ABANDONED_IN_A_ROW` secure aggregations in a row have failed.
+        """
         sums = [self._sum(cohort) for cohort in cohorts]
         self.register()
         return sums
 
     def _sum(self, cohort: Cohort) -> CohortSum:
-        """Sum the updates of a cohort over its nodes, securely if the run says so."""
+        """Return the sum of a cohort over its nodes, by secure aggregation if the run file asks for it."""
         if not isinstance(cohort.users, StoredUsers) or cohort.users.source is not self.users:
-            raise TypeError("a federated engine sums the registered users of its nodes")
+            raise TypeError("A federated engine sums only registered users of its nodes.")
         drawn = self._registry.drawn(cohort.users.numbers_U)
         if self.choice.secure_aggregation:
             return self._secure_sum(cohort, drawn)
         return self._central_sum(cohort, drawn)
 
     def _central_sum(self, cohort: Cohort, drawn: Mapping[int, np.ndarray]) -> CohortSum:
-        """Ask the nodes of the drawn users for their integers, check each user's, and add them."""
+        """Ask the nodes for the integers of their drawn users, check the integers of each user, and return their sum.
+
+        Args:
+            cohort: The cohort.
+            drawn: The numbers of the drawn users, by node.
+        """
         session, each = secrets.token_hex(16), cohort.plan.contribution
         facts = self._work(cohort, session)
         answers = self._ask(
@@ -228,7 +252,7 @@ class FederatedEngine:
                 self._refused(str(error))
                 continue
             for units_P, weight, balance in zip(units_UP, weights_U.tolist(), balances_U.tolist(), strict=True):
-                # DP: what a node sends is checked here too; who is beyond the bound contributes exactly zero.
+                # DP: the server checks what a node sends; a user beyond the bound contributes exactly zero.
                 if not each.accepts(units_P, weight) or abs(balance) > 1:
                     self._refused("A node sent values beyond the bound of one user: it contributes nothing.")
                     continue
@@ -236,7 +260,11 @@ class FederatedEngine:
         return _whole(cohort.plan, chunks)
 
     def _secure_sum(self, cohort: Cohort, drawn: Mapping[int, np.ndarray]) -> CohortSum:
-        """Run one session of secure aggregation. If it fails, return an empty sum: no user has contributed."""
+        """Return the sum of a cohort by secure aggregation. If the session fails, warn and return a sum of zero.
+
+        Raises:
+            NodeError: If this is failure number `ABANDONED_IN_A_ROW` in a row.
+        """
         try:
             total = self._session(cohort, drawn)
         except NodeError as error:
@@ -248,7 +276,7 @@ class FederatedEngine:
                     "`unheard resume` when more nodes are connected."
                 ) from None
             warnings.warn(reason, RuntimeWarning, stacklevel=2)
-            # Nothing of any user is in this sum, so no noise is missing in it.
+            # This sum contains no user's data, so it needs no noise from the nodes.
             return replace(_whole(cohort.plan, []), added_noise=math.inf)
         self._abandoned = 0
         return total
@@ -257,7 +285,7 @@ class FederatedEngine:
         """Sum the updates of one cohort by secure aggregation, in its four stages: keys, share, masked, reveal.
 
         Raises:
-            NodeError: Too few nodes finished a stage.
+            NodeError: If too few nodes finished a stage.
         """
         from unheard.federated.secure_aggregation import FEWEST, Session, modulus_bits
 
@@ -274,7 +302,7 @@ class FederatedEngine:
         name = {"session": session.name}
 
         def stage(kind: str, requests: Mapping[int, tuple[dict[str, Any], dict[str, np.ndarray]]], take: Any) -> None:
-            """Send one request of the protocol to each node, and pass each answer to `take`. A bad answer is refused."""
+            """Send one request to each node, and pass each answer to `take`. Ignore answers for which `take` raises."""
             for node, answer in self._ask(kind, requests).items():
                 try:
                     take(party_of[node], answer)
@@ -294,7 +322,7 @@ class FederatedEngine:
             for n in in_session
         }
         stage("masked", requests, lambda p, a: session.add_vector(p, a.arrays.get("masked"), a.arrays.get("extra")))
-        # DP: with fewer than the declared number of shares the noise would be too small; nothing is unmasked then.
+        # DP: with fewer than the declared number of shares the noise would be too small, so the sum is not unmasked.
         _enough(len(session.vectors), max(FEWEST, noise.min_parties if noise else 0))
         finished = [n for n in nodes if party_of[n] in session.vectors]
         requests = {n: ({**name, **session.reveal_request(party_of[n])}, {}) for n in finished}
@@ -302,9 +330,9 @@ class FederatedEngine:
         try:
             units_P, extra_E = session.total()
         finally:
-            # One hostile node spoils one round at most: from the next on it counts as gone.
+            # A hostile node can spoil only one round: later sessions leave it out.
             for party in session.suspects:
-                self._refused("The shares of a node do not fit: it takes no further part in this run.")
+                self._refused("The shares of a node do not fit together: it is left out of later rounds.")
                 self._left_out.add(nodes[party])
         weight, balance = (0, 0) if noise else extra_E[:2].tolist()
         return CohortSum(
@@ -317,7 +345,7 @@ class FederatedEngine:
         )
 
     def _parties(self, plan: RoundPlan) -> int:
-        """How many nodes take part in each secure aggregation at least."""
+        """Return the smallest number of nodes in each secure aggregation (see `EngineChoice.parties`)."""
         least = plan.noise.min_parties if isinstance(plan.noise, DistributedGaussianNoise) else 3
         if self.choice.parties is not None:
             return max(self.choice.parties, least)
@@ -326,7 +354,10 @@ class FederatedEngine:
         return max(min(wanted, len(self._registry.by_node)), least)
 
     def _chosen_parties(self, plan: RoundPlan, drawn: Mapping[int, np.ndarray]) -> list[int]:
-        """The nodes of the drawn users, and others at random up to the number of parties, in random order."""
+        """Return the nodes of a secure aggregation in random order.
+
+        They are the nodes of the drawn users, and random other nodes up to the number of parties.
+        """
         drawn_nodes = [node for node in drawn if node not in self._left_out]
         others = [node for node in self._registry.by_node if node not in drawn and node not in self._left_out]
         missing = min(max(self._parties(plan) - len(drawn_nodes), 0), len(others))
@@ -336,13 +367,13 @@ class FederatedEngine:
         return nodes
 
     def _named(self, node: int, numbers_U: np.ndarray) -> dict[str, Any]:
-        """The drawn users of a node: their numbers on the node and on the server."""
+        """Return the fields of a request that name the drawn users of a node, by their numbers on node and server."""
         first = self._registry.by_node[node].first
         return {"users": (numbers_U - first).tolist(), "numbers": numbers_U.tolist()}
 
     def _work(self, cohort: Cohort, session: str) -> dict[str, Any]:
-        """What every node of a round is asked to compute."""
-        # The parts of the choice that belong to the server stay here.
+        """Return the fields of a request that are the same for all nodes of a round: what to compute."""
+        # Timeouts and other settings of the server are not sent.
         engine = EngineChoice(kind=self.choice.kind, device=self.choice.device, precision=self.choice.precision)
         return {
             "session": session,
@@ -355,7 +386,14 @@ class FederatedEngine:
     def _ask(
         self, kind: str, requests: Mapping[int, tuple[dict[str, Any], dict[str, np.ndarray]]]
     ) -> dict[int, Packet]:
-        """The answers that belong to the requests. A refusal, or an answer of another session, is no answer."""
+        """Send requests of one kind, and return the answers by node.
+
+        Refusals, and answers of another kind or session, are counted by reason and left out.
+
+        Args:
+            kind: The kind of the requests.
+            requests: The fields and arrays of each request, by the id of the node.
+        """
         if not requests:
             return {}
         packets = {node: Packet(kind, fields, arrays) for node, (fields, arrays) in requests.items()}
@@ -364,21 +402,22 @@ class FederatedEngine:
         for node, answer in answers.items():
             if node not in packets:
                 continue
-            # DP: an answer to another request, of this round or of one before, is not counted.
+            # DP: an answer to another request, of this round or of an earlier one, is not counted.
             if answer.kind == kind and answer.fields.get("session") == packets[node].fields.get("session"):
                 kept[node] = answer
             else:
                 reason = answer.fields.get("reason")
                 self._refused(str(reason)[:300] if answer.kind == "refused" else "A node answered another request.")
-        # In the order of the registration, so that nothing depends on who was quicker.
+        # In the order of the requests, so that no result depends on which node answered first.
         return {node: kept[node] for node in requests if node in kept}
 
     def _refused(self, reason: str) -> None:
-        """Remember why nodes contribute nothing. The reasons are shown if no round is possible, and never saved."""
+        """Count a reason why a node contributed nothing. Reasons appear in errors only, and are never saved."""
         if len(self._refusals) < 100:
             self._refusals[reason] = self._refusals.get(reason, 0) + 1
 
     def _reasons(self) -> str:
+        """Return a sentence with the most frequent reason, for an error message; "" if there is none."""
         if not self._refusals:
             return ""
         reason, _ = max(self._refusals.items(), key=lambda item: item[1])
@@ -386,19 +425,26 @@ class FederatedEngine:
 
 
 def _enough(have: int, needed: int) -> None:
+    """Raise `NodeError` if fewer nodes than needed have finished a stage. The message does not say how many did."""
     if have < needed:
         raise NodeError(f"{needed} nodes must finish each stage, and fewer did.")
 
 
 def _params(cohort: Cohort) -> dict[str, np.ndarray]:
+    """Return the parameters of the round as the arrays of a request."""
     return {"params": cohort.params_P.detach().cpu().numpy()}
 
 
 def _arrays(answer: Packet, users: int, layout: Layout) -> tuple[Tensor, np.ndarray, np.ndarray]:
-    """The integers, weights and balances of an answer in central mode.
+    """Return the integers, weights and balances of an answer in central mode, after a check of shapes and types.
+
+    Args:
+        answer: The answer of one node.
+        users: The number of users that the node was asked for.
+        layout: The layout of the model.
 
     Raises:
-        NodeError: They have other shapes or types than was asked for.
+        NodeError: If an array is missing, or has another shape or type.
     """
     shapes = {"units": (users, layout.total), "weights": (users,), "balances": (users,)}
     arrays = [answer.arrays.get(name) for name in shapes]
@@ -413,7 +459,7 @@ def _arrays(answer: Packet, users: int, layout: Layout) -> tuple[Tensor, np.ndar
 
 
 def _part(plan: RoundPlan, units_P: Tensor, weight_units: int, balance: int) -> CohortSum:
-    """Wrap what the nodes sent as a part of the sum of a cohort."""
+    """Return the contribution of one user, as a node sent it, in the form of a sum."""
     each = plan.contribution
     return CohortSum(
         units_P=units_P,
@@ -425,4 +471,5 @@ def _part(plan: RoundPlan, units_P: Tensor, weight_units: int, balance: int) -> 
 
 
 def _whole(plan: RoundPlan, chunks: Sequence[CohortSum]) -> CohortSum:
+    """Return the sum of the contributions."""
     return plan.contribution.sum(chunks, plan.layout.total)

@@ -1,13 +1,14 @@
-"""The mechanism: the deltas of many users in, one noisy average out.
+"""The mechanism: compute one noisy average from the deltas of a cohort.
 
 The modules in the order of a round:
 
-    plan            the parameters of Algorithm 1, checked together; the combinations without a proof are refused here
-    sampling        which users take part, and what drawing them so costs
-    clipping        how far one user may move the model
-    aggregation     clipped deltas to integers, their exact sum, and an average with a bounded sensitivity
-    noise           Gaussian noise on the average: what was private becomes public
-      exact_normal    normals that are rounded exactly
-      correlated      noise that partly cancels that of earlier rounds
-    kernels         the sum and the past of correlated noise in Triton, for GPUs
+    plan            the parameters of Algorithm 1; a combination without a proof of privacy raises an error
+    sampling        which users take part in a round, and the privacy event of drawing them
+    clipping        the bound on the update of one user
+    aggregation     clipped deltas as integers, their exact sum, and an average with a bounded sensitivity
+    noise           Gaussian noise on the average, which makes a private value public
+      exact_normal    exact samples of a Gaussian that is rounded to integers
+      noise_kernels   the same samples in Triton, for GPUs
+      correlated      noise that partly cancels the noise of earlier rounds
+    kernels         the sum of clipped deltas, and the weighted sum of earlier correlated noise, in Triton, for GPUs
 """

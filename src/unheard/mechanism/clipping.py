@@ -1,7 +1,8 @@
-"""Clips: how far one user may move the model.
+"""Clips: bound how far one user can move the model.
 
-A clip is described by balls: disjoint stretches of the flat parameter vector, in order and without gaps, each with the
-largest L2 norm allowed to it. A delta is clipped by scaling each stretch into its ball, delta * min(1, S / ||delta||).
+A clip is a list of balls. A ball is a range of the flat parameter vector and the largest L2 norm that a delta may have
+in that range; the ranges are in order, disjoint and without gaps. Clipping scales each range of a delta into its ball:
+delta * min(1, S / ||delta||).
 
 | class | ball(s) | in the paper |
 | --- | --- | --- |
@@ -10,9 +11,9 @@ largest L2 norm allowed to it. A delta is clipped by scaling each stretch into i
 | `AdaptiveClip` | one, whose radius follows a quantile of the users' norms | - (Andrew et al., NeurIPS 2021) |
 | `NoClip` | none: a non-private baseline | - |
 
-The clip is applied twice: by the engines after every local step, which is the paper's algorithm (`clip_`), and by
-mechanism/aggregation.py to the returned delta in float64, which is what the guarantee rests on. `l2_bound` is the S of
-the sensitivity: the norm that no clipped delta exceeds.
+A delta is clipped twice. The engines clip after every local step, as in the paper (`clip_`). mechanism/aggregation.py
+clips the final delta again, with norms in float64; the guarantee depends only on this second clip. `l2_bound` is S, the
+largest L2 norm of a clipped delta, which determines the sensitivity.
 
     >>> from unheard.parameters import Layout
     >>> layout = Layout((("weight", (3, 4)), ("bias", (4,))))
@@ -21,8 +22,8 @@ the sensitivity: the norm that no clipped delta exceeds.
     >>> [ball.where for ball in PerLayerClip(norm=15.0).balls(layout)]
     [slice(0, 12, None), slice(12, 16, None)]
 
-A new clip implements `Clip`, inherits the defaults of `BaseClip`, and gets a line in `KINDS` of mechanism/plan.py
-(docs/extending.md has an example).
+To add a clip, write a class that implements `Clip` and inherits from `BaseClip`, and add a line to `KINDS` in
+mechanism/plan.py (docs/extending.md has an example).
 
 Reference: Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS
 2021, arXiv:1905.03871. The proof for the form used here is in docs/privacy.md, section 7.
@@ -31,6 +32,7 @@ Reference: Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learn
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Protocol
 
 import numpy as np
@@ -45,18 +47,26 @@ from unheard.parameters import Layout
 
 
 class Clip(Protocol):
-    """What the plan, the aggregation and the engines need of a clip."""
+    """The interface of a clip, which the plan, the aggregation and the engines use."""
 
     def balls(self, layout: Layout) -> list[Ball]:
-        """The balls of the clip for a model: in order, disjoint, covering the vector; none for no clip."""
+        """Return the ranges of the parameter vector and their radii.
+
+        The ranges are in order and disjoint, and cover the vector. The list is empty if there is no clip.
+        """
         ...
 
     def l2_bound(self, layout: Layout) -> float:
-        """S: no clipped delta has a larger L2 norm. Never below the true value; infinite without a clip."""
+        """Return S, the largest L2 norm of a clipped delta, rounded up; infinity if there is no clip."""
         ...
 
     def at_norm(self, norm: float) -> "Clip":
-        """The same clip with another S, for a schedule that sets `clip_norm`; raises if the clip has no S to set."""
+        """Return the same clip with another S, for a schedule that sets `clip_norm`.
+
+        Raises:
+            InvalidValue: The clip has no S.
+            UnprovenCombination: A schedule may not set the S of this clip.
+        """
         ...
 
     def check_private(self, noises: Sequence[Noise], expected_users: float) -> None:
@@ -75,21 +85,21 @@ class Clip(Protocol):
 
 
 class BaseClip:
-    """Defaults of `Clip` for a clip that has a bound and a fixed norm."""
+    """Default methods of `Clip`, for a clip whose norm is bounded and fixed."""
 
     def check_private(self, noises: Sequence[Noise], expected_users: float) -> None:
-        """Raise `UnprovenCombination` if the clip with this noise has no proof. By default every noise is allowed."""
+        """Do nothing: a clip with a fixed bound may be used with every noise."""
         return None
 
     @property
     def adaptive(self) -> "AdaptiveClip | None":
-        """The clip itself if its norm follows the users' updates, else None."""
+        """None: the norm does not follow the users' updates."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlatClip(BaseClip):
-    """The whole update has L2 norm at most S (the paper's FlatClip).
+    """Clip the whole delta to an L2 norm of at most S (the paper's FlatClip).
 
     Args:
         norm: S, above 0.
@@ -105,7 +115,7 @@ class FlatClip(BaseClip):
         require_positive(norm=self.norm)
 
     def balls(self, layout: Layout) -> list[Ball]:
-        """One ball of radius S over all parameters."""
+        """Return one ball of radius S over all parameters."""
         return [Ball(slice(0, layout.total), self.norm)]
 
     def l2_bound(self, layout: Layout) -> float:
@@ -113,7 +123,7 @@ class FlatClip(BaseClip):
         return self.norm
 
     def at_norm(self, norm: float) -> "FlatClip":
-        """The same clip with another S, for a schedule."""
+        """Return the same clip with another S, for a schedule."""
         return replace(self, norm=norm)
 
     def __str__(self) -> str:
@@ -122,14 +132,15 @@ class FlatClip(BaseClip):
 
 @dataclass(frozen=True, kw_only=True)
 class PerLayerClip(BaseClip):
-    """Each of the m layers has a bound S_j of its own, and S = sqrt(sum of S_j^2) (the paper's PerLayerClip).
+    """Clip each of the m layers to its own bound S_j. In total S = sqrt(sum of S_j^2) (the paper's PerLayerClip).
 
     Args:
         norm: The total S; each layer gets S_j = S / sqrt(m).
         norms: S_j by the name of the layer, instead of `norm`; every layer needs one.
 
     Raises:
-        InvalidValue: Unless exactly one of the two is given; and, once the model is known, if `norms` has other layers.
+        InvalidValue: Both or none of the two are given, or a bound is not above 0. `balls` and `l2_bound` raise it if
+            the names in `norms` are not the layers of the model.
 
     Example:
         >>> str(PerLayerClip(norm=15.0))
@@ -152,23 +163,27 @@ class PerLayerClip(BaseClip):
         return hash((self.norm, tuple(sorted((self.norms or {}).items()))))
 
     def balls(self, layout: Layout) -> list[Ball]:
-        """One ball for each layer, of radius S_j."""
+        """Return one ball per layer, of radius S_j."""
         return [Ball(layout.slices[name], radius) for name, radius in self._radii(layout).items()]
 
     def l2_bound(self, layout: Layout) -> float:
-        """The root of the sum of the squared radii, rounded up."""
-        # DP: S is the root of the sum of squares, not the largest S_j. fsum and nextafter: never below the true value.
-        return math.nextafter(math.sqrt(math.fsum(r * r for r in self._radii(layout).values())), math.inf)
+        """Return S, the root of the sum of the squared radii, rounded up."""
+        # DP: S is the root of the sum of squares, not the largest S_j, and never below the true value.
+        radii = self._radii(layout).values()
+        bound = math.nextafter(math.sqrt(math.fsum(r * r for r in radii)), math.inf)
+        while Fraction(bound) ** 2 < sum(Fraction(r) ** 2 for r in radii):
+            bound = math.nextafter(bound, math.inf)
+        return bound
 
     def at_norm(self, norm: float) -> "PerLayerClip":
-        """Another total S in the same proportions."""
+        """Return the same clip with another total S. The proportions of the S_j stay the same."""
         if self.norms is None:
             return replace(self, norm=norm)
         share = norm / math.sqrt(math.fsum(r * r for r in self.norms.values()))
         return replace(self, norms={name: r * share for name, r in self.norms.items()})
 
     def _radii(self, layout: Layout) -> dict[str, float]:
-        """S_j by layer, in the order of the layout."""
+        """Return S_j by the name of the layer, in the order of the layout."""
         if self.norms is None:
             assert self.norm is not None
             return dict.fromkeys(layout.names, self.norm / math.sqrt(len(layout)))
@@ -189,7 +204,7 @@ class PerLayerClip(BaseClip):
 
 @dataclass(frozen=True, kw_only=True)
 class NoClip(BaseClip):
-    """No bound, for a non-private baseline. A plan with noise refuses it.
+    """Do not clip, for a non-private baseline. A plan with noise raises `UnprovenCombination`.
 
     Example:
         >>> str(NoClip())
@@ -197,11 +212,11 @@ class NoClip(BaseClip):
     """
 
     def balls(self, layout: Layout) -> list[Ball]:
-        """No ball: nothing is clipped."""
+        """Return no ball: nothing is clipped."""
         return []
 
     def l2_bound(self, layout: Layout) -> float:
-        """Infinity: one user may move the sum by any amount."""
+        """Return infinity: one user may move the sum by any amount."""
         return math.inf
 
     def at_norm(self, norm: float) -> "NoClip":
@@ -221,29 +236,29 @@ class NoClip(BaseClip):
 
 
 WIDEST = 2.0**30
-"""An adaptive S stays within this factor of its initial value, so that no series of noise makes it vanish or
-overflow."""
+"""An adaptive S stays within this factor of its initial value, so that the noise cannot make it vanish or overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveClip:
-    """A flat clip whose S follows a quantile of the users' update norms, which is counted under noise.
+    """A flat clip whose S follows a quantile of the norms of the users' updates.
 
-    After each round S <- S * exp(-learning_rate * (fraction unclipped - quantile)). With a clip after every local step
-    the final norm never exceeds S, so the bit that a user contributes is "no local step of mine was clipped". The
-    update and the count are one release with the declared noise multiplier z: the count takes a share of it, and the
-    update is noised with z_delta > z.
+    After each round S <- S * exp(-learning_rate * (fraction unclipped - quantile)). The fraction is computed from a
+    count of unclipped users with noise. The engines clip after every local step, so the norm of the final delta is
+    never above S; a user therefore counts as unclipped if none of their local steps was clipped. The update and the
+    count are one release with the declared noise multiplier z. The count uses a part of this privacy cost, so the
+    update gets noise with a larger multiplier z_delta > z.
 
     Args:
         initial_norm: S of the first round.
-        quantile: The share of users whose updates should stay unclipped; 0.5 is the median of their norms.
+        quantile: The fraction of users whose updates should stay unclipped; 0.5 is the median of their norms.
         learning_rate: How fast S moves, above 0 and at most 1.
-        count_noise_std: sigma_b, the noise on the count of unclipped users. None: a twentieth of the expected users per
-            round.
+        count_noise_std: sigma_b, the standard deviation of the noise on the count of unclipped users, in users. None: a
+            twentieth of the expected number of users per round.
 
     Raises:
-        InvalidValue: For a number out of range.
-        UnprovenCombination: In a plan whose noise is a fixed sigma, or whose z is not below 2 * sigma_b.
+        InvalidValue: A number is out of range.
+        UnprovenCombination: The plan declares a fixed sigma, or its z is not below 2 * sigma_b (`check_private`).
 
     Example:
         >>> str(AdaptiveClip(initial_norm=1.0))
@@ -261,24 +276,28 @@ class AdaptiveClip:
         require(0 < self.learning_rate <= 1, "learning_rate must be above 0, and at most 1.")
 
     def balls(self, layout: Layout) -> list[Ball]:
-        """One ball over all parameters, at the initial S. The plan of a round has the present S."""
+        """Return one ball over all parameters, with the S of the first round. `RoundPlan.clip` has the present S."""
         return FlatClip(norm=self.initial_norm).balls(layout)
 
     def l2_bound(self, layout: Layout) -> float:
-        """Return the S of the first round."""
+        """Return the S of the first round. `RoundPlan` replaces this clip by a `FlatClip` with the S of its round."""
         return self.initial_norm
 
     def at_norm(self, norm: float) -> "AdaptiveClip":
-        """Raise `UnprovenCombination`: the clip sets its own S."""
+        """Raise `UnprovenCombination`: the clip sets S itself, so a schedule may not."""
         raise UnprovenCombination(
             "A schedule sets clip_norm, but [clip] is 'adaptive' and sets it itself. Leave clip_norm out of [[schedule]]."
         )
 
     def check_private(self, noises: Sequence[Noise], expected_users: float) -> None:
-        """Check that the noise can pay for the count of unclipped users as well."""
+        """Check that the declared z covers the cost of the count too.
+
+        Raises:
+            UnprovenCombination: A noise has a fixed sigma, or the count alone costs as much as a round is charged.
+        """
         if any(noise.noise_std is not None for noise in noises):
-            # DP: with sigma fixed, z would follow S and so the users; composition with a cost chosen by them has no
-            # proof here.
+            # DP: with a fixed sigma, z would depend on S and so on the users' data; no proof here covers a cost that
+            # depends on the data.
             raise UnprovenCombination(
                 "Adaptive clipping needs noise that grows and shrinks with S: give noise_multiplier (z), not noise_std (sigma)."
             )
@@ -288,26 +307,34 @@ class AdaptiveClip:
 
     @property
     def adaptive(self) -> "AdaptiveClip":
-        """This clip, which follows a quantile of the users' norms."""
+        """This clip itself: its S follows a quantile of the users' norms."""
         return self
 
     def at_round(self, norm: float | None) -> FlatClip:
-        """The clip of one round; `norm` is the S that training has reached, None in the first round."""
+        """Return the flat clip of one round.
+
+        Args:
+            norm: The present S; None in the first round.
+        """
         return FlatClip(norm=norm or self.initial_norm)
 
     def count_noise(self, expected_users: float) -> float:
-        """Return sigma_b, the noise on the count of unclipped users; it depends on declared numbers only."""
+        """Return sigma_b, the standard deviation of the noise on the count. It depends on declared numbers only."""
         return self.count_noise_std if self.count_noise_std is not None else max(expected_users / 20, 1e-9)
 
     def update_multiplier(self, z: float, count_noise_std: float) -> float:
-        """z_delta, the noise multiplier of the update, such that update and count together are one release at z.
+        """Return z_delta, the noise multiplier of the update with which update and count together are a release at z.
+
+        Args:
+            z: The noise multiplier of the round.
+            count_noise_std: sigma_b.
 
         Raises:
-            UnprovenCombination: If the count alone costs as much as the round is charged.
+            UnprovenCombination: The count alone costs as much as the round is charged.
         """
         if not z < 2 * count_noise_std:
-            # DP: a count with so little noise costs more than the whole round may; there is no z_delta that pays for
-            # it.
+            # DP: with so little noise the count alone costs at least as much as the round is charged, and no z_delta
+            # can compensate.
             raise UnprovenCombination(
                 f"Adaptive clipping at noise_multiplier = {z:g} with count_noise_std = {count_noise_std:g}: the count alone would "
                 "cost more than the round is charged, since z must be below 2 * count_noise_std. Raise count_noise_std, or lower z."
@@ -315,7 +342,7 @@ class AdaptiveClip:
         return (z**-2 - (2 * count_noise_std) ** -2) ** -0.5
 
     def joint_multiplier(self, z_delta: float, count_noise_std: float) -> float:
-        """The noise multiplier of update and count as one Gaussian release, which is what a round is charged as."""
+        """Return the noise multiplier of update and count as one Gaussian release, at which the round is charged."""
         # DP: one user moves the update by 1 in units of its sensitivity and the centred count by 1/2, both in one
         # release: 1/z^2 = 1/z_delta^2 + 1/(2 sigma_b)^2. Charged as one Poisson event, since one cohort gave both.
         return (z_delta**-2 + (2 * count_noise_std) ** -2) ** -0.5
@@ -327,16 +354,17 @@ class AdaptiveClip:
 
         Args:
             norm: S of this round.
-            balance: How many more users were unclipped than clipped: each counts +1/2 or -1/2.
-            expected_users: Declared, the denominator of the fraction.
+            balance: The number of unclipped users minus the number of clipped users. Private.
+            expected_users: The declared expected number of users per round, the denominator of the fraction.
             count_noise_std: sigma_b, the standard deviation of the noise on the count, in users.
-            rng: The stream that the count's noise is drawn from.
+            rng: The stream for the noise on the count.
         """
-        # DP: in half users one person moves the balance by 1, so the noise is 2 sigma_b; whole numbers, as in the sum.
+        # DP: the balance counts half users: one user moves it by 1, so its noise is 2 sigma_b. The noise is rounded to
+        # whole numbers, as in the sum.
         noisy = balance + round(float(rng.standard_normal()) * 2 * count_noise_std)
-        # DP: the denominator is the expected number of users, declared; who came is not known here.
+        # DP: the denominator is the declared expected number of users, not the number of users that were drawn.
         fraction = 0.5 + noisy / (2 * expected_users)
-        # Too many unclipped: S is above the quantile, and goes down. (The other sign diverges from the quantile.)
+        # If too many users are unclipped, S is above the quantile and must become smaller.
         moved = math.log(norm) - self.learning_rate * (fraction - self.quantile)
         limits = math.log(self.initial_norm / WIDEST), math.log(self.initial_norm * WIDEST)
         return math.exp(min(max(moved, limits[0]), limits[1]))
@@ -349,15 +377,18 @@ def clip_(delta_UP: Tensor, balls: Sequence[Ball], unclipped_U: Tensor | None = 
     """Clip deltas in place, ball by ball: delta * min(1, S / ||delta||), with norms in float64.
 
     Args:
-        delta_UP: [..., P], one delta per row. A NaN stays a NaN; the aggregation gives such a user exactly zero.
-        balls: As from `Clip.balls`.
-        unclipped_U: Bool, set to False for every row that a ball scales.
+        delta_UP: [..., P], one delta per row. A NaN stays a NaN; the aggregation replaces such a delta by zero.
+        balls: The balls of `Clip.balls`.
+        unclipped_U: A bool tensor; set to False for every row that is scaled. None if it is not needed.
+
+    Returns:
+        `delta_UP` itself.
     """
     for ball in balls:
         part_UL = delta_UP[..., ball.where]
         norm_U = torch.linalg.vector_norm(part_UL, dim=-1, keepdim=True, dtype=torch.float64)
         if unclipped_U is not None:
             unclipped_U &= ~(norm_U[..., 0] > ball.radius)
-        # `where`, not min(1, S/norm): with a NaN the latter can come out as 1, which is no clip at all.
+        # `where` instead of min(1, S / norm): with a NaN norm the minimum can be 1, which would not clip.
         part_UL.mul_(torch.where(norm_U > ball.radius, ball.radius / norm_U, 1.0).to(delta_UP.dtype))
     return delta_UP

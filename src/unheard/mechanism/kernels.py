@@ -1,34 +1,35 @@
-"""The mechanism in Triton: the sum of clipped deltas, and the past of correlated noise.
+"""Triton kernels of the mechanism: the sum of clipped deltas, and the weighted sum of earlier correlated noise.
 
 **Aggregation** (`sum_users`) clips, weights, truncates and sums users' deltas without copies of them.
 
 Input: deltas [U, P] on a GPU, weights, balls, the grid. Output: the integer sum [P]. The reference implementation is
-`Contribution.of_users` in aggregation.py, which explains each step; comments marked DP are on the same steps in both. A
-user's numbers are computed block by block in a fixed order, whoever else is in the chunk, and integers are added, so
-the sum does not depend on how users are divided into chunks.
+`Contribution.of_users` in aggregation.py, which explains each step; comments marked DP are on the same steps in both.
+The numbers of one user are computed block by block in a fixed order and do not depend on the other users of the chunk.
+Integers add exactly, so the sum does not depend on how users are divided into chunks.
 
 n_k = trunc(y_k) with y_k = factor_k * delta_k, one product in float32 per coordinate. factor_k = w_k * min(1, S / norm) / g
-is rounded down by more than the rounding of the product (`MARGIN`), so n_k is never larger than in exact arithmetic. It
-may be smaller by a few units in a million, and by one unit, which is far below the noise. The bound is checked on
-sum(y_k^2), which is at least sum(n_k^2), against a limit that is lowered by more than the rounding of that sum (`CHECKED`).
+is rounded down by more than the rounding error of the product (`MARGIN`), so n_k is never larger than in exact
+arithmetic. It may be smaller, by a relative error of a few millionths and by one unit, which is far below the noise.
+The bound is checked on sum(y_k^2), which is at least sum(n_k^2). The limit of this sum is lowered by more than its
+rounding error (`CHECKED`).
 
-Kernels, launched by `sum_users`. K is the number of blocks (of at most `BLOCK` coordinates), J the number of balls, G the
-number of groups (of at most `GROUP` users):
+`sum_users` launches these kernels. K is the number of blocks (of at most `BLOCK` coordinates), J the number of balls, G
+the number of groups (of at most `GROUP` users):
 
 | kernel | grid | computes |
 | --- | --- | --- |
-| `_squares`, unless the engine knows them | (K / `SQUARED`, U) | part[u, k]: the squared norm of a block |
+| `_squares`, unless the engine gives them | (K / `SQUARED`, U) | part[u, k]: the squared norm of a block |
 | `_factors` | (J, U) | factor[u, j] |
 | `_sum` | (K, G) | units[p]: the sum over all users; part[u, k]: the sum of y^2 (without noise: the largest) |
-| `_fits` | (U,) | fits[u]: whether that is within the bound; how many users of each group are not |
+| `_fits` | (U,) | fits[u]: whether user u is within the bound; and the number of users of each group who are not |
 | `_sum`, with `REMOVE` | (K, G) | subtracts the users that do not fit from units[p] |
 
 Almost always every user fits, so adding first and removing later saves a pass over the deltas.
 
-**The past of banded noise** (`weighted_past`): the weighted sum of the last noises in one pass over them. Input: the
-last noises [R, P] on a GPU, as a ring, and the coefficients. Output: sum_i c_i x_(t - i), float64 [P]. The reference
-implementation is `NoiseHistory._past_banded` in correlated.py; the test compares them bit by bit. Products and sums are
-rounded one by one (no fused multiply-add) in the same order."""
+**The sum of earlier banded noise** (`weighted_past`). Input: the noise of the last rounds [R, P] on a GPU, as a ring
+buffer, and the coefficients. Output: sum_i c_i x_(t - i), float64 [P], in one pass over the buffer. The reference
+implementation is `NoiseHistory._past_banded` in correlated.py; a test compares the two bit by bit. Products and sums
+are rounded one by one (no fused multiply-add), in the same order as there."""
 
 import itertools
 import math
@@ -43,16 +44,17 @@ from torch import Tensor
 from unheard.mechanism.clipping import Ball
 
 BLOCK = 2048
-"""Coordinates per program."""
+"""The number of coordinates that one program (one instance of a Triton kernel) processes."""
 GROUP = 64
-"""Users per program of `_sum`. With noise, integers of so many users (2^22 * 2^6) fit into int32."""
+"""Users per program of `_sum`. With noise, the sum over this many users (2^22 * 2^6) fits into int32."""
 SQUARED = 8
-"""Blocks per program of `_squares`."""
+"""The number of blocks that one program of `_squares` processes."""
 CHECKED = 1.0 - 2.0**-18
-"""The factor of the limit of sum(y^2): lower by more than the sum's rounding in float32, 2^-19."""
+"""The factor that lowers the limit of sum(y^2), by more than the rounding error of the sum in float32 (2^-19)."""
 MARGIN = 1.0 - 2.0**-17
-"""The factor by which the clip aims below S: more than `CHECKED`, the errors of squared norms that an engine knows (2^-20),
-and the rounding of the factor and of the product (2^-24 each)."""
+"""The clip scales deltas to S times this factor, so that they stay within the limit. The margin is larger than the sum
+of these: `CHECKED`, the errors of squared norms from an engine (2^-20), and the rounding of the factor and of the
+product (2^-24 each)."""
 
 
 def sum_users(
@@ -64,16 +66,16 @@ def sum_users(
     is_noised: bool,
     square_UJ: Tensor | None = None,
 ) -> Tensor:
-    """The sum of n_k over users, int64 [P].
+    """Compute the sum of n_k over users, int64 [P].
 
     Args:
         delta_UP: One delta per row, on a GPU.
         weight_U: The users' weights in [0, 1], float64.
-        balls: Of the clip; none without a clip.
+        balls: The balls of the clip; empty if there is no clip.
         grid: The size of one unit.
-        largest: S in units of the grid; without noise, the largest coordinate that a user may add.
-        is_noised: Whether noise will be added.
-        square_UJ: The squared norms by ball, if they are known.
+        largest: S in units of the grid. Without noise: the largest coordinate that a user may add.
+        is_noised: Whether noise will be added to the sum.
+        square_UJ: The squared norm of each user's delta in each ball, if the engine has computed them; else None.
     """
     U, P = delta_UP.shape
     device = delta_UP.device
@@ -86,11 +88,11 @@ def sum_users(
     fits_U = torch.empty(U, dtype=torch.int32, device=device)
     misfits_G = torch.zeros(groups, dtype=torch.int32, device=device)
     units_P = torch.zeros(P, dtype=torch.int64, device=device)
-    # Where all blocks begin and end at multiples of 16 bytes, a thread reads 16 bytes at a time.
+    # If all blocks begin and end at multiples of 16 bytes, Triton can read 16 bytes per thread and instruction.
     edges = [delta_UP.stride(0), P, *(ball.where.start for ball in balls)]
     aligned = 8 if all(edge % 8 == 0 for edge in edges) else 1
     each = dict(ROW=delta_UP.stride(0), ALIGNED=aligned, BLOCK=BLOCK, num_warps=4)
-    # Without a clip nothing is scaled, and no norm is needed.
+    # Without a clip no norm is needed.
     is_clipped, is_known = bool(balls), square_UJ is not None
     squares, row = (square_UJ, square_UJ.stride(0)) if square_UJ is not None else (factor_UJ, 0)
     if is_clipped and not is_known:
@@ -112,10 +114,13 @@ def sum_users(
 
 @lru_cache
 def _blocks(balls: tuple[tuple[int, int, float], ...], P: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Blocks that do not cross from one ball into the next, so that each block has one norm and one radius.
+    """Divide the parameter vector into blocks, none of which crosses from one ball into the next.
 
-    Returns the start, the end and the ball of each block, [3, K]; the first block of each ball, [J + 1]; the radii,
-    [J]."""
+    Each block then belongs to one ball, with one norm and one radius.
+
+    Returns:
+        The start, the end and the ball of each block, [3, K]; the first block of each ball, [J + 1]; the radii, [J].
+    """
     balls = balls or ((0, P, math.inf),)
     assert balls[0][0] == 0
     assert balls[-1][1] == P
@@ -133,7 +138,7 @@ def _blocks(balls: tuple[tuple[int, int, float], ...], P: int, device: torch.dev
 
 @triton.jit
 def _block(table, blocks, k, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    """The coordinates of block k, and which of them are inside it."""
+    """Return `BLOCK` coordinates from the start of block k on, and a mask of those that are inside the block."""
     begin, end = tl.load(table + k), tl.load(table + blocks + k)
     i = tl.multiple_of(begin, ALIGNED) + tl.arange(0, BLOCK)
     return i, i < tl.multiple_of(end, ALIGNED)
@@ -144,7 +149,7 @@ def _squares(
     delta, table, part, blocks,
     SQUARED: tl.constexpr, ROW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The squared norms of some blocks, float64."""
+    """Compute the squared norms of `SQUARED` blocks of one user, in float64."""
     u = tl.program_id(1).to(tl.int64)
     for j in range(SQUARED):
         k = tl.program_id(0) * SQUARED + j
@@ -159,7 +164,7 @@ def _factors(
     square, row, first_block, radius, weight, factor, per_unit, blocks,
     CLIPPED: tl.constexpr, KNOWN: tl.constexpr, MARGIN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """w * min(1, S / norm) / grid of one ball of one user."""
+    """Compute w * min(1, S / norm) / grid for one ball of one user."""
     ball, u = tl.program_id(0), tl.program_id(1).to(tl.int64)
     # DP: the weight is part of the factor, so truncation comes after weighting.
     by = tl.load(weight + u) * per_unit
@@ -176,7 +181,8 @@ def _factors(
                 at += BLOCK
             norm = tl.sqrt(tl.sum(total))
         bound = tl.load(radius + ball)
-        # DP: the clip of what is returned, below S by more than the rounding that follows.
+        # DP: this clips the final delta to less than S, by a margin that is larger than the rounding errors that
+        # follow.
         by = by * tl.where(norm > bound, bound / norm, 1.0)
     tl.store(factor + u * tl.num_programs(0) + ball, (by * MARGIN).to(tl.float32))
 
@@ -186,7 +192,10 @@ def _fits(
     part, weight, fits, misfits, largest, blocks,
     NOISED: tl.constexpr, CHECKED: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Whether the user is within the bound: g * ||n|| <= w * S, or without noise every coordinate small enough."""
+    """Check whether one user is within the bound, and count the users of each group who are not.
+
+    With noise the bound is g * ||n|| <= w * S. Without noise no coordinate may be above `largest`.
+    """
     u = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float64)
@@ -196,7 +205,7 @@ def _fits(
         total = total + x if NOISED else tl.maximum(total, x)
         at += BLOCK
     if NOISED:
-        # DP: sum(y^2) is at least sum(n^2); the limit has the user's own weight.
+        # DP: sum(y^2) is at least sum(n^2); the limit is scaled by the user's own weight.
         limit = tl.load(weight + u) * largest
         is_within = tl.sum(total) <= limit * limit * CHECKED
     else:
@@ -208,7 +217,7 @@ def _fits(
 
 @triton.jit
 def _scaled(delta, factor, u, end, i, inside, ball, balls, ROW: tl.constexpr):
-    """y = factor * delta of a block of one user, float32; zero for users from `end` on."""
+    """Return y = factor * delta for a block of one user, in float32; zero if `u` is not below `end`."""
     here = u < end
     x = tl.load(delta + u * ROW + i, mask=inside & here, other=0.0).to(tl.float32)
     return x * tl.load(factor + u * balls + ball, mask=here, other=0.0)
@@ -216,14 +225,15 @@ def _scaled(delta, factor, u, end, i, inside, ball, balls, ROW: tl.constexpr):
 
 @triton.jit
 def _add(total, y, fits, part, u, k, end, blocks, REMOVE: tl.constexpr, NOISED: tl.constexpr):
-    """The total with trunc(y) added, or removed if the user does not fit; also stores the size of y."""
+    """Return total + trunc(y), and store the size of y. With `REMOVE`: total - trunc(y) if the user does not fit."""
     size = tl.abs(y)
-    # 2^22 with noise, where nobody may have 2^21, and 2^43 without, where nobody may have more than 2^42.
+    # The limits are 2^22 with noise and 2^43 without. A user within the bound is below 2^21 with noise, and has at most
+    # 2^42 without.
     small = size < (4194304.0 if NOISED else 8796093022208.0)
-    # DP: towards zero. A value that is too large, or not finite, adds zero here, and its user does not fit.
+    # DP: truncates towards zero. A value that is too large, or not finite, adds zero here, and its user does not fit.
     n = tl.where(small, y, 0.0).to(tl.int32 if NOISED else tl.int64)
     if REMOVE:
-        # DP: who does not fit adds exactly zero: the same integers are subtracted again.
+        # DP: a user who does not fit adds exactly zero: the integers that were added are subtracted again.
         return total - tl.where(tl.load(fits + u, mask=u < end, other=1) == 0, n, 0)
     largest = tl.sum(y * y) if NOISED else tl.max(tl.where(small, size, float("inf")))
     tl.store(part + u * blocks + k, largest, mask=u < end)
@@ -236,7 +246,10 @@ def _sum(
     REMOVE: tl.constexpr, NOISED: tl.constexpr, GROUP: tl.constexpr, ROW: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds one block of a group of users to the sum, and measures each; or removes the users who do not fit."""
+    """Add one block of a group of users to the sum, and store the size of each user's block.
+
+    With `REMOVE`: subtract the users who do not fit. Most groups have none, and return at once.
+    """
     k, group = tl.program_id(0), tl.program_id(1)
     if REMOVE:  # noqa: SIM102
         if tl.load(misfits + group) == 0:
@@ -247,23 +260,28 @@ def _sum(
     end = tl.minimum(u + GROUP, U)
     total = tl.zeros([BLOCK], tl.int32 if NOISED else tl.int64)
     while u < end:
-        # Two users at a time: both are read before either is added.
+        # Two users at a time, so that the second read need not wait for the first addition.
         y0 = _scaled(delta, factor, u, end, i, inside, ball, balls, ROW)
         y1 = _scaled(delta, factor, u + 1, end, i, inside, ball, balls, ROW)
         total = _add(total, y0, fits, part, u, k, end, blocks, REMOVE, NOISED)
         total = _add(total, y1, fits, part, u + 1, k, end, blocks, REMOVE, NOISED)
         u += 2
-    # Integers: the result does not depend on the order of the additions.
+    # Atomic additions come in any order. The sum of integers does not depend on it.
     tl.atomic_add(units + i, total.to(tl.int64), mask=inside)
 
 
 def weighted_past(rows_RP: Tensor, coefficient_L: Tensor, index: int) -> Tensor:
-    """sum over lags 1 to L of coefficient[lag - 1] * rows[(index - lag) mod R].
+    """Compute the weighted sum of earlier noise.
+
+    It is the sum over lags 1 to L of coefficient[lag - 1] * rows[(index - lag) mod R].
 
     Args:
-        rows_RP: The ring of the last R noises, contiguous.
-        coefficient_L: The coefficients of the lags that exist, on the same device.
+        rows_RP: A ring buffer of the noise of the last R rounds, contiguous.
+        coefficient_L: The coefficients of lags 1 to L, on the same device; L is at most R.
         index: The number of the next attempt.
+
+    Returns:
+        The sum, float64 [P].
     """
     rows, parameters = rows_RP.shape
     past_P = torch.empty(parameters, dtype=torch.float64, device=rows_RP.device)
@@ -277,6 +295,7 @@ def weighted_past(rows_RP: Tensor, coefficient_L: Tensor, index: int) -> Tensor:
 
 @triton.jit
 def _past(rows, coefficients, past, index, num_rows, lags, parameters, BLOCK: tl.constexpr):
+    """Compute `BLOCK` coordinates of the weighted sum of earlier noise."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < parameters
     total = tl.zeros((BLOCK,), dtype=tl.float64)

@@ -1,10 +1,10 @@
-"""The plan: the parameters of Algorithm 1, checked together, resolved for any round, and what each round costs.
+"""The plan: the parameters of Algorithm 1, checked together, and the privacy event of each round.
 
-`Plan` holds the parts as a run file declares them. `Plan.at(round, layout)` resolves them for one round as a
-`RoundPlan`, which has everything that the round needs and states its privacy event. Combinations without a proof are
-refused when a plan is made, before anything runs. `Change` is one entry of the schedule: S, sigma, z or eta may change
-during training (paper: section 3, "Adjusting noise and clipping as training progresses"). A schedule that is chosen from
-private results would need a proof of its own; this one is declared in the run file and cannot depend on any.
+`Plan` has the parts that a run file declares. `Plan.at(round, layout)` returns the `RoundPlan` of one round, with every
+number that the round needs, and its privacy event. A combination without a proof raises an error when the plan is
+constructed, before training starts. `Change` is one entry of the schedule: S, sigma, z or eta may change during
+training (paper: section 3, "Adjusting noise and clipping as training progresses"). A schedule that depends on private
+results would need a proof of its own. This schedule is declared in the run file, so it cannot depend on them.
 
     >>> from unheard.parameters import Layout
     >>> plan = Plan(
@@ -20,8 +20,8 @@ private results would need a proof of its own; this one is declared in the run f
     >>> now.event()
     PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
 
-`KINDS` is the registry: the name of each part in a run file. A new part is a class in its own module, a line in
-`KINDS`, and a line in `unheard/__init__.pyi` (docs/extending.md)."""
+`KINDS` is the registry: the name of each part in a run file. To add a part, write a class in the module of its kind,
+and add a line to `KINDS` and a line to `unheard/__init__.pyi` (docs/extending.md)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,14 @@ from unheard.mechanism.aggregation import (
 )
 from unheard.mechanism.clipping import AdaptiveClip, Clip, FlatClip, NoClip, PerLayerClip
 from unheard.mechanism.correlated import CorrelatedNoise
-from unheard.mechanism.noise import DistributedGaussianNoise, ExactGaussianNoise, GaussianNoise, Noise, NoNoise
+from unheard.mechanism.noise import (
+    DistributedGaussianNoise,
+    ExactGaussianNoise,
+    GaussianNoise,
+    Noise,
+    NoNoise,
+    in_units,
+)
 from unheard.mechanism.sampling import (
     CyclicPoissonSampling,
     ExampleSampling,
@@ -88,12 +95,12 @@ KINDS: dict[str, dict[str, type]] = {
         "none": NoNoise,
     },
 }
-"""The name of each part in a run file."""
+"""The class of each part, by section and `kind` of a run file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """New values from a round on. What is left out keeps its value.
+    """One entry of the schedule: new values from a round on. A value that is left out does not change.
 
     >>> Change(from_round=100, clip_norm=10.0).clip_norm
     10.0
@@ -106,7 +113,7 @@ class Change:
         learning_rate: eta of the user's local steps.
 
     Raises:
-        InvalidValue: If nothing changes, both kinds of noise are given, or a number is out of range.
+        InvalidValue: Nothing changes, both `noise_std` and `noise_multiplier` are given, or a number is out of range.
     """
 
     from_round: int
@@ -131,7 +138,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundPlan:
-    """What one round does, with every number resolved. `Plan.at` makes it; engines and the round read it."""
+    """The parts and numbers of one round, after the schedule. `Plan.at` constructs it; engines and rounds use it."""
 
     population: int
     sampling: Sampling
@@ -142,13 +149,17 @@ class RoundPlan:
     noise: Noise
     layout: Layout
     adaptive_clip: AdaptiveClip | None = None
-    """The rule by which S follows the users, if it does; `clip` is then the flat clip of this round."""
+    """The adaptive clip of the plan; `clip` is then the flat clip with the S of this round. None for a fixed clip."""
 
     @cached_property
     def expected_weight(self) -> float:
-        """q W for the fixed denominator, q W_min for the clipped one; examples per round where examples are drawn."""
+        """The declared expected weight of a round, the denominator of the estimator.
+
+        It is q W for a fixed denominator and q W_min for a clipped one. If examples are drawn, it is the number of
+        examples per round.
+        """
         if isinstance(self.sampling, ExampleSampling):
-            # DP: declared, and every example has the weight 1.
+            # DP: the number of examples per round is declared, and every example has weight 1.
             return self.sampling.examples_per_round
         return self.sampling.probability(self.population) * self.estimator.minimum_weight(
             self.weights.total(self.population)
@@ -156,7 +167,7 @@ class RoundPlan:
 
     @cached_property
     def contribution(self) -> Contribution:
-        """What each user may add to the sum: bound, weight and grid."""
+        """The bound and the grid of what one user may add to the sum."""
         l2_bound = self.clip.l2_bound(self.layout)
         is_noised = not isinstance(self.noise, NoNoise)
         return Contribution(
@@ -168,18 +179,29 @@ class RoundPlan:
 
     @cached_property
     def sensitivity(self) -> float:
-        """The sensitivity of the round's average, before anything is summed."""
+        """The sensitivity of the round's average: how far one user can move it. It depends on declared numbers only."""
         return self.estimator.sensitivity(self.clip.l2_bound(self.layout), self.expected_weight, self.layout.total)
 
+    @cached_property
+    def noise_units(self) -> float | None:
+        """sigma in units of the grid of the round's average. With it, the noise can be drawn before the sum is known.
+
+        None if the plan adds no noise, or if the estimator's unit is not known before the sum is computed.
+        """
+        if isinstance(self.noise, NoNoise):
+            return None
+        unit = self.estimator.unit(self.contribution.l2_bound, self.contribution.grid, self.expected_weight)
+        return None if unit is None else in_units(self.noise.std(self.sensitivity), unit)
+
     def average(self, total: CohortSum) -> BoundedAverage:
-        """The cohort's average by the estimator, with its sensitivity."""
+        """Compute the average of a cohort from its sum. The result is private and carries its sensitivity."""
         return self.estimator.average(total, self.expected_weight)
 
     def event(self, index: int = 0) -> Event:
-        """What this round costs: the sampler's event, at the noise that is really added.
+        """Return the privacy event of this round: how users are drawn, and the noise multiplier that is really used.
 
         Args:
-            index: With correlated noise, the number of the attempt in its mechanism.
+            index: For correlated noise: the number of the attempt in its mechanism.
         """
         if isinstance(self.noise, NoNoise):
             return NonPrivate(reason="no noise is added")
@@ -198,7 +220,7 @@ class RoundPlan:
 
     @cached_property
     def count_noise_std(self) -> float:
-        """sigma_b of an adaptive clip; 0 for a baseline, which counts without noise."""
+        """sigma_b, the noise on the count of an adaptive clip. 0 for a fixed clip, and for a baseline without noise."""
         if self.adaptive_clip is None or isinstance(self.noise, NoNoise):
             return 0.0
         return self.adaptive_clip.count_noise(self.expected_users)
@@ -209,7 +231,12 @@ class RoundPlan:
         return self.sampling.probability(self.population) * self.population
 
     def next_norm(self, total: CohortSum, rng: np.random.Generator) -> float | None:
-        """S of the next round of an adaptive clip; None for a fixed clip."""
+        """Compute the S of the next round if the clip is adaptive; None for a fixed clip.
+
+        Args:
+            total: The sum of this round, with the balance of unclipped and clipped users.
+            rng: The stream for the noise on the count.
+        """
         if self.adaptive_clip is None:
             return None
         assert isinstance(self.clip, FlatClip)
@@ -223,19 +250,19 @@ class Plan:
     """The parameters of Algorithm 1, and how they change over time.
 
     Args:
-        population: K as declared: how many users there are, as you may say in public. q, W and delta come from it,
-            never from the store.
-        sampling: Who takes part in a round.
-        weights: How much a user counts.
+        population: K, the declared number of users, which may be published. q, W and delta are computed from it, never
+            from the number of users in the store.
+        sampling: Which users take part in a round.
+        weights: The weight of a user in the average.
         update: What a user computes: FedAvg or FedSGD.
-        clip: How far a user may move the model.
+        clip: The bound on a user's update.
         estimator: How the sum becomes an average.
-        noise: What is added to the average.
-        schedule: Changes of S, sigma, z or eta, by increasing round.
+        noise: The noise that is added to the average.
+        schedule: Changes of S, sigma, z or eta, in increasing order of their rounds.
 
     Raises:
-        InvalidValue: For numbers that contradict each other.
-        UnprovenCombination: For private noise with parts for which there is no proof.
+        InvalidValue: A number is out of range, or two numbers contradict each other.
+        UnprovenCombination: No proof of privacy covers the noise in combination with the other parts.
 
     Example:
         >>> plan = Plan(
@@ -272,7 +299,7 @@ class Plan:
             self.clip.check_private([self.noise], self._expected_users)
             return
         if isinstance(self.sampling, CyclicPoissonSampling | MinSeparationSampling):
-            self.sampling.event(self.population, 1.0)  # raises: these samplers are for correlated noise
+            self.sampling.event(self.population, 1.0)  # raises an error, because these samplers need correlated noise
         noises = [self.noise]
         for change in self.schedule:
             if change.clip_norm:
@@ -280,7 +307,7 @@ class Plan:
             if change.noise_std or change.noise_multiplier:
                 noises.append(self.noise.changed(change.noise_multiplier, change.noise_std))
         if not isinstance(self.noise, NoNoise):
-            # Each part refuses what it has no proof for; the sampler refuses by having no event.
+            # Each part raises an error if no proof covers it; the sampler does so in `event`.
             self.sampling.event(self.population, 1.0)
             self.estimator.check_private()
             self.clip.check_private(noises, self._expected_users)
@@ -292,7 +319,7 @@ class Plan:
         return self.sampling.probability(self.population) * self.population
 
     def _check_examples(self) -> None:
-        """Refuse the parts for which the proof of example-level sampling does not hold."""
+        """Raise `UnprovenCombination` if the proof for sampling of examples does not cover the other parts."""
         # DP: one clipped gradient for each example. Several local steps of a user would tie the examples together.
         if not isinstance(self.update, FedSGD) or self.update.batch_size is not None:
             raise UnprovenCombination(
@@ -310,17 +337,18 @@ class Plan:
             )
 
     def _check_correlated(self, noise: CorrelatedNoise) -> None:
-        """Refuse the parts with which correlated noise has no proof."""
-        # DP: only these two keep the rounds of one user apart, which the sensitivity of C rests on.
+        """Raise `UnprovenCombination` if the proof for correlated noise does not cover the other parts."""
+        # DP: only these two samplers keep the rounds of one user apart, which the sensitivity of C requires.
         if not isinstance(self.sampling, CyclicPoissonSampling | MinSeparationSampling):
             raise UnprovenCombination(
-                "Correlated noise needs [sampling] kind = 'cyclic_poisson' or 'min_separation': its proof needs users "
-                "whose rounds are apart."
+                "Correlated noise needs [sampling] kind = 'cyclic_poisson' or 'min_separation': its proof needs the "
+                "rounds of each user to be apart."
             )
         # DP: the sensitivity of BLT noise counts all rounds of a user; sampling within a group has no proof here.
         if noise.strategy == "blt" and not isinstance(self.sampling, MinSeparationSampling):
             raise UnprovenCombination("[noise] strategy = 'blt' needs [sampling] kind = 'min_separation'.")
-        # DP: the proof is for rows of X that one user moves by S / (q W), whoever else was drawn.
+        # DP: the proof needs that one user moves a row of X by at most S / (q W), independently of the other users
+        # drawn.
         if type(self.estimator) is not FixedDenominator:
             raise UnprovenCombination(
                 "Correlated noise is proved for [estimator] kind = 'fixed_denominator' only. Use it, or [noise] kind = "
@@ -331,14 +359,15 @@ class Plan:
                 "Correlated noise with an adaptive clip has no proof: the sensitivity would change from round to round. "
                 "Use [clip] kind = 'flat' or 'per_layer', or [noise] kind = 'gaussian'."
             )
-        # DP: all rounds share one sensitivity and one sigma; noise of one round cancels that of others.
+        # DP: all rounds must share one sensitivity and one sigma, because the noise of one round cancels that of
+        # others.
         if any(change.clip_norm or change.noise_std or change.noise_multiplier for change in self.schedule):
             raise UnprovenCombination(
                 "A [[schedule]] may not change clip_norm or the noise of a run with correlated noise, only learning_rate."
             )
 
     def _check_distributed(self) -> None:
-        """Refuse an estimator or a clip that needs more from the server than the sum with the nodes' noise."""
+        """Raise `UnprovenCombination` if the estimator or the clip needs more than the sum with the nodes' noise."""
         # DP: another estimator needs the exact weight drawn, and an adaptive clip an exact count, both without noise.
         if not isinstance(self.estimator, FixedDenominator) or self.clip.adaptive is not None:
             raise UnprovenCombination(
@@ -347,12 +376,12 @@ class Plan:
             )
 
     def at(self, round: int, layout: Layout, clip_norm: float | None = None) -> RoundPlan:
-        """The plan of one round, with every change of the schedule up to it.
+        """Return the plan of one round, with all changes of the schedule up to that round.
 
         Args:
-            round: The round, counted from 0.
+            round: The number of the round, from 0.
             layout: The layout of the model.
-            clip_norm: The S that an adaptive clip has reached; None: its initial norm.
+            clip_norm: The present S of an adaptive clip. None: its initial norm.
         """
         clip, noise, update = self.clip, self.noise, self.update
         for change in self.schedule:
@@ -381,19 +410,19 @@ class Plan:
         )
 
     def phases(self, layout: Layout) -> Iterator[tuple[int, RoundPlan]]:
-        """The rounds at which something changes, the first included, each with its plan."""
+        """Yield the first round of each phase of the schedule, from round 0 on, with the plan of that phase."""
         for from_round in (0, *(change.from_round for change in self.schedule)):
             yield from_round, self.at(from_round, layout)
 
     def correlated_facts(self) -> dict[str, Any] | None:
-        """The coefficients of a new mechanism with correlated noise, for the header of a ledger; None without it."""
+        """Return the facts about correlated noise for the header of a ledger; None for other noise."""
         if not isinstance(self.noise, CorrelatedNoise):
             return None
         assert isinstance(self.sampling, CyclicPoissonSampling | MinSeparationSampling)
         return self.noise.facts(self.sampling, self.population)
 
     def facts(self, layout: Layout) -> dict[str, Any]:
-        """The public facts that the header of a ledger keeps: declared numbers, for each phase of the schedule."""
+        """Return the public facts for the header of a ledger: the declared parts, and the numbers of each phase."""
         parts = {name: table_from_part(getattr(self, name), KINDS[name]) for name in KINDS}
         parts["sampling"]["sampling_prob"] = self.sampling.probability(self.population)
         parts["weights"]["total_weight"] = self.weights.total(self.population)
@@ -419,7 +448,7 @@ class Plan:
 
 
 def in_order(changes: Sequence[Change]) -> tuple[Change, ...]:
-    """The changes as a tuple; raises `InvalidValue` unless their rounds strictly increase."""
+    """Return the changes as a tuple. Raises `InvalidValue` if their rounds are not strictly increasing."""
     for before, after in pairwise(changes):
         if after.from_round <= before.from_round:
             raise InvalidValue(
@@ -429,9 +458,10 @@ def in_order(changes: Sequence[Change]) -> tuple[Change, ...]:
 
 
 def _adaptive_facts(plan: RoundPlan) -> dict[str, Any]:
-    """The facts about an adaptive clip for the ledger's header; empty for other clips.
+    """Return the facts about an adaptive clip for the ledger's header; empty for other clips.
 
-    The noise multiplier in the header is then that of the update alone, without the count."""
+    With an adaptive clip, the noise multiplier in the header is that of the update alone, without the count.
+    """
     if plan.adaptive_clip is None:
         return {}
     rule = plan.adaptive_clip
@@ -439,5 +469,5 @@ def _adaptive_facts(plan: RoundPlan) -> dict[str, Any]:
 
 
 def _or_none(bound: float) -> float | None:
-    """JSON has no infinity: a bound that does not exist is null."""
+    """Return the bound, or None if it is infinite, because JSON has no infinity."""
     return bound if math.isfinite(bound) else None

@@ -1,4 +1,4 @@
-"""Samplers: which users take part in a round, and the privacy event of drawing them so.
+"""Samplers: draw the users of a round, and give the privacy event of this draw.
 
 Input: the number of users of the store, and the declared population. Output: a cohort of user numbers, and the round's
 privacy event. In the paper: section 2, modification A, "select users independently with probability q".
@@ -9,12 +9,12 @@ privacy event. In the paper: section 2, modification A, "select users independen
     >>> sampler.event(population=10_000, noise_multiplier=1.0)
     PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
 
-`ExampleSampling` draws examples, not users, with a guarantee for a user with all their examples (Charles et al. 2024).
-A sampler without a proved event for its noise raises `UnprovenCombination` in `event`.
+`ExampleSampling` draws examples, not users; the guarantee is for a user with all their examples (Charles et al. 2024).
+`event` raises `UnprovenCombination` if no proof covers the sampler with this noise.
 
-`CyclicPoissonSampling` and `MinSeparationSampling` are for correlated noise (`correlated.py`): each user belongs to one
-of b groups, by one independent draw that stays fixed, and the groups take turns. Whose turn it is follows from the
-number of the attempt in its mechanism (`Turn`), not from the round, so that a round done again is another group's.
+`CyclicPoissonSampling` and `MinSeparationSampling` are for correlated noise (`correlated.py`). Each user is assigned to
+one of b groups by an independent draw that stays fixed, and the groups take turns. The group of an attempt depends on
+the number of the attempt in its mechanism (`Turn`), not on the round, so a round that is repeated uses another group.
 """
 
 import functools
@@ -30,31 +30,31 @@ from unheard.randomness import generator_from_key
 
 
 class Sampling(Protocol):
-    """What the plan and the round need of a sampler."""
+    """The interface of a sampler, which the plan and the round use."""
 
     def probability(self, population: int) -> float:
-        """q, the probability that a given user takes part in a round, from declared numbers only."""
+        """Return q, the probability that a given user takes part in a round. It depends on declared numbers only."""
         ...
 
     def draw(self, num_users: int, population: int, rng: np.random.Generator) -> np.ndarray:
-        """The cohort: sorted user numbers, each below `num_users` and at most once.
+        """Draw a cohort: sorted user numbers, each below `num_users` and at most once. Private.
 
         Args:
-            num_users: How many users the store really has. Private: it may decide who is drawn, never q.
+            num_users: The real number of users in the store. Private: q must not depend on it.
             population: The declared number of users.
             rng: The stream of the round.
         """
         ...
 
     def event(self, population: int, noise_multiplier: float) -> Event:
-        """Return the event of one round: what it costs to draw a cohort so and to add noise with this multiplier.
+        """Return the privacy event of a round that draws its cohort with this sampler and adds noise.
 
         Args:
-            population: K as declared.
+            population: The declared number of users.
             noise_multiplier: z of the round.
 
         Raises:
-            UnprovenCombination: If there is no proof for that combination.
+            UnprovenCombination: No proof covers this sampler with noise of this kind.
         """
         ...
 
@@ -68,7 +68,7 @@ class PoissonSampling:
         sampling_prob: q itself, instead of `users_per_round`.
 
     Raises:
-        InvalidValue: Unless exactly one of the two is given and in range.
+        InvalidValue: Both or none of the two are given, or a value is out of range.
 
     Example:
         >>> PoissonSampling(users_per_round=5000).probability(population=1_000_000)
@@ -85,7 +85,7 @@ class PoissonSampling:
         require(self.sampling_prob is None or 0 < self.sampling_prob <= 1, "sampling_prob must be in (0, 1].")
 
     def probability(self, population: int) -> float:
-        """q, from declared numbers only."""
+        """Return q. It depends on declared numbers only."""
         if self.sampling_prob is not None:
             return self.sampling_prob
         assert self.users_per_round is not None
@@ -97,23 +97,25 @@ class PoissonSampling:
         return self.users_per_round / population
 
     def draw(self, num_users: int, population: int, rng: np.random.Generator) -> np.ndarray:
-        """The cohort, sorted.
+        """Draw a cohort, sorted.
 
-        A binomial count and then a uniform subset has the same distribution as one coin per user, and its cost grows
-        with the cohort instead of the population.
+        First a binomial number of users is drawn, then a uniform subset of this size. This has the same distribution as
+        one coin per user, and takes time proportional to the cohort instead of the population.
         """
-        # DP: q is the one that the event below charges for, and the number of users drawn is random, zero included.
+        # DP: this is the q that the event charges for, and the number of users drawn is random and may be 0.
         count = rng.binomial(num_users, self.probability(population))
         return np.sort(rng.choice(num_users, size=count, replace=False, shuffle=False))
 
     def event(self, population: int, noise_multiplier: float) -> Event:
-        """A subsampled Gaussian mechanism with the probability that `draw` uses."""
+        """Return the event of a subsampled Gaussian mechanism, with the same q as `draw`."""
         return PoissonGaussian(sampling_prob=self.probability(population), noise_multiplier=noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSizeSampling:
-    """Exactly C users per round, without replacement: the paper's non-private baseline. A plan with noise refuses it.
+    """Exactly C users per round, without replacement, as in the paper's non-private baseline.
+
+    It may not be used with noise: `event` then raises `UnprovenCombination`.
 
     Args:
         users_per_round: C, the number of users in every cohort.
@@ -129,11 +131,11 @@ class FixedSizeSampling:
         require(1 <= self.users_per_round <= 2**40, "users_per_round must be at least 1, and at most 2^40.")
 
     def probability(self, population: int) -> float:
-        """The share of the population in each round."""
+        """Return the fraction of the declared population that is in each round, at most 1."""
         return min(self.users_per_round / population, 1.0)
 
     def draw(self, num_users: int, population: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw a fixed number of distinct users; their numbers in increasing order."""
+        """Draw exactly C distinct users, and return their numbers in increasing order."""
         if self.users_per_round > num_users:
             raise InvalidValue(
                 f"users_per_round = {self.users_per_round} is more users than the corpus has. Lower it in [sampling]."
@@ -141,7 +143,7 @@ class FixedSizeSampling:
         return np.sort(rng.choice(num_users, size=self.users_per_round, replace=False, shuffle=False))
 
     def event(self, population: int, noise_multiplier: float) -> Event:
-        """`NonPrivate`: this sampler is for the baseline without noise."""
+        """Return `NonPrivate` for a baseline without noise. Raises `UnprovenCombination` if there is noise."""
         if noise_multiplier > 0:
             raise UnprovenCombination(
                 "Fixed-size sampling with noise: the accountants here are for independent (Poisson) draws, and may not be used "
@@ -159,13 +161,13 @@ class ExampleSampling:
     are never used.
 
     Args:
-        examples_per_user: G. Lower values need less noise, and use less of the text of users who write much.
+        examples_per_user: G. A smaller value needs less noise, but uses less of the text of users who write much.
         examples_per_round: The expected number of examples of a round; then q = examples_per_round / total_examples.
-        total_examples: How many examples all users have together, as you may say in public: at most population times G.
-            Declared, never counted from the store.
+        total_examples: The declared number of examples of all users, at most population times G. It may be published,
+            because it is declared and never counted from the store.
 
     Raises:
-        InvalidValue: For a number out of range, or more examples in a round than there are.
+        InvalidValue: A number is out of range, or `examples_per_round` is above `total_examples`.
 
     Example:
         >>> sampling = ExampleSampling(examples_per_user=8, examples_per_round=1000, total_examples=500_000)
@@ -187,34 +189,37 @@ class ExampleSampling:
         )
 
     def probability(self, population: int) -> float:
-        """q of an example, from declared numbers only."""
+        """Return q, the probability that a given example is drawn. It depends on declared numbers only."""
         require(
             self.total_examples <= population * self.examples_per_user,
-            f"{population} users with at most {self.examples_per_user} examples each have no {self.total_examples} examples. "
+            f"{population} users with at most {self.examples_per_user} examples each cannot have {self.total_examples} examples. "
             "Lower total_examples.",
         )
         return self.examples_per_round / self.total_examples
 
     def draw(self, num_users: int, population: int, rng: np.random.Generator) -> np.ndarray:
-        """Raise `InvalidValue`: examples are drawn by `draw_examples`."""
-        raise InvalidValue("Examples are drawn from the lengths of users: use draw_examples.")
+        """Raise `InvalidValue`: this sampler draws examples, with `draw_examples`."""
+        raise InvalidValue("[sampling] kind = 'examples' draws examples, not users: use draw_examples.")
 
     def draw_examples(
         self, lengths_U: np.ndarray, unroll: int, population: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The examples of a round: the number of the user and of the window in that user's text, for each.
+        """Draw the examples of a round. Private.
 
         Args:
             lengths_U: The number of tokens of each user of the store. Private.
-            unroll: Tokens of a window.
+            unroll: The number of tokens in a window.
             population: The declared number of users.
             rng: The stream of the round.
+
+        Returns:
+            Two arrays with one number per example: the user, and the window in that user's text.
         """
         windows_U = -(-np.maximum(np.asarray(lengths_U, dtype=np.int64) - 1, 0) // unroll)
-        # DP: at most G examples of each user, whatever they wrote; the event below counts on it.
+        # DP: at most G examples of each user, however much text they have; the event relies on it.
         last_U = np.cumsum(np.minimum(windows_U, self.examples_per_user))
         examples = int(last_U[-1]) if len(last_U) else 0
-        # DP: q is the one that the event charges for, and the number of examples drawn is random, zero included.
+        # DP: this is the q that the event charges for, and the number of examples drawn is random and may be 0.
         count = rng.binomial(examples, self.probability(population))
         drawn_E = np.sort(rng.choice(examples, size=count, replace=False, shuffle=False))
         user_E = np.searchsorted(last_U, drawn_E, side="right")
@@ -237,11 +242,11 @@ class ExampleSampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """Whose turn it is in an attempt of a run with correlated noise.
+    """The data that decide which group of users has its turn in an attempt of a run with correlated noise.
 
     Args:
-        index: The number of the attempt in its mechanism, from 0. Attempts that a crash made void count too.
-        groups_key: The key of the users' groups, fixed for the mechanism.
+        index: The number of the attempt in its mechanism, from 0. Attempts that were lost in a crash count too.
+        groups_key: The key from which the users' groups are drawn, fixed for the mechanism. Private.
     """
 
     index: int
@@ -252,8 +257,8 @@ class Turn:
 class CyclicPoissonSampling:
     """Groups of users take turns; each user of the group whose turn it is takes part with probability b C / population.
 
-    For `[noise] kind = "correlated"`. Each user is put into one of b groups by a draw of their own, which stays fixed.
-    Group (attempt mod b) is sampled, so two rounds of one user are at least b attempts apart.
+    For `[noise] kind = "correlated"`. Each user is assigned to one of b groups by an independent draw that stays fixed.
+    An attempt samples the group (attempt mod b), so two rounds of one user are at least b attempts apart.
 
     Args:
         users_per_round: C, the expected number of users.
@@ -275,12 +280,16 @@ class CyclicPoissonSampling:
         require(1 <= self.groups <= 2**20, "groups must be at least 1, and at most 2^20.")
 
     def probability(self, population: int) -> float:
-        """q = C / population: averaged over the groups, from declared numbers only."""
+        """Return q = C / population, the probability averaged over the groups. It depends on declared numbers only."""
         self.turn_probability(population)
         return self.users_per_round / population
 
     def turn_probability(self, population: int) -> float:
-        """q' = b C / population, the probability of drawing a user whose group has its turn."""
+        """Return q' = b C / population, the probability of drawing a user whose group has its turn.
+
+        Raises:
+            InvalidValue: q' would be above 1.
+        """
         q = self.groups * self.users_per_round / population
         if q > 1:
             raise InvalidValue(
@@ -291,13 +300,13 @@ class CyclicPoissonSampling:
         return q
 
     def rounds_apart(self, population: int) -> int:
-        """b: two rounds of one user are at least this many attempts apart."""
+        """Return b. Two rounds of one user are at least b attempts apart."""
         return self.groups
 
     def draw(self, num_users: int, population: int, rng: np.random.Generator, turn: Turn | None = None) -> np.ndarray:
-        """The cohort, sorted: each user of the group whose turn it is with probability q'."""
+        """Draw a cohort, sorted: each user of the group whose turn it is takes part with probability q'."""
         members_U = _members(num_users, self.groups, _needed(turn))
-        # DP: q' is the one that the event charges for, and the number of users drawn is random, zero included.
+        # DP: this is the q' that the event charges for, and the number of users drawn is random and may be 0.
         count = rng.binomial(len(members_U), self.turn_probability(population))
         return np.sort(rng.choice(members_U, size=count, replace=False, shuffle=False))
 
@@ -308,17 +317,17 @@ class CyclicPoissonSampling:
 
 @dataclass(frozen=True, kw_only=True)
 class MinSeparationSampling:
-    """Each user takes part in every b-th attempt, from a first one that is drawn for each user alone.
+    """Each user takes part in every b-th attempt. The first attempt of each user is drawn independently.
 
-    For `[noise] kind = "correlated"`. The guarantee does not rest on the draw: it holds for all users who take part at
-    most once in any b consecutive attempts, whoever they are. Adding one user moves nobody else.
+    For `[noise] kind = "correlated"`. The guarantee does not depend on this draw: it holds for every user who takes
+    part at most once in any b consecutive attempts. Adding one user does not change the attempts of the other users.
 
     Args:
         users_per_round: C; then b = population / C, rounded down, and population / b users are expected per round.
         separation: b itself, instead of `users_per_round`.
 
     Raises:
-        InvalidValue: Unless exactly one of the two is given and in range.
+        InvalidValue: Both or none of the two are given, or a value is out of range.
 
     Example:
         >>> MinSeparationSampling(users_per_round=100).probability(population=10_000)
@@ -335,15 +344,15 @@ class MinSeparationSampling:
         require(self.separation is None or self.separation >= 1, "separation must be at least 1.")
 
     def probability(self, population: int) -> float:
-        """q = 1 / b, averaged over the attempts, from declared numbers only."""
+        """Return q = 1 / b, the fraction of attempts in which a user takes part. Depends on declared numbers only."""
         return 1 / self.rounds_apart(population)
 
     def turn_probability(self, population: int) -> float:
-        """1: nothing is gained from sampling."""
+        """Return 1: every user whose turn it is takes part, so there is no amplification by sampling."""
         return 1.0
 
     def rounds_apart(self, population: int) -> int:
-        """b: two rounds of one user are exactly this many attempts apart."""
+        """Return b. Two consecutive rounds of one user are exactly b attempts apart."""
         if self.separation is not None:
             return self.separation
         assert self.users_per_round is not None
@@ -355,7 +364,7 @@ class MinSeparationSampling:
         return max(1, int(population / self.users_per_round + 1e-9))
 
     def draw(self, num_users: int, population: int, rng: np.random.Generator, turn: Turn | None = None) -> np.ndarray:
-        """The cohort, sorted: all users whose turn it is."""
+        """Return the cohort, sorted: all users whose turn it is."""
         return _members(num_users, self.rounds_apart(population), _needed(turn))
 
     def event(self, population: int, noise_multiplier: float) -> Event:
@@ -369,18 +378,21 @@ _GOES_WITH_CORRELATED = (
 )
 
 GroupedSampling = CyclicPoissonSampling | MinSeparationSampling
-"""Samplers in which two rounds of one user are apart by a known number of attempts."""
+"""The samplers that keep any two rounds of one user at least a known number of attempts apart."""
 
 
 def groups_of(num_users: int, groups: int, key: bytes) -> np.ndarray:
-    """The group of each user, drawn for each user alone.
+    """Draw the group of each user, independently of all other users.
 
-    The group of user k is the k-th number of a stream: it depends on the key and on k, and on no other user.
+    The group of user k is computed from the k-th number of a stream, so it depends only on the key and on k.
 
     Args:
-        num_users: How many users the store has.
+        num_users: The number of users in the store.
         groups: b, the number of groups.
-        key: The key of the mechanism.
+        key: The key of the mechanism (`Turn.groups_key`).
+
+    Returns:
+        The group of each user, from 0 to b - 1.
     """
     # DP: one number per user, in the users' order: a store with one user more gives all others the same groups.
     return (generator_from_key(key).random(num_users) * groups).astype(np.int64)
@@ -388,18 +400,21 @@ def groups_of(num_users: int, groups: int, key: bytes) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def _members_by_group(num_users: int, groups: int, key: bytes) -> list[np.ndarray]:
-    """The users of each group, sorted. Computed once per mechanism."""
+    """Return the users of each group, sorted. Cached, since the groups do not change during a mechanism."""
     group_U = groups_of(num_users, groups, key)
     order_U = np.argsort(group_U, kind="stable")
     return np.split(order_U, np.searchsorted(group_U[order_U], np.arange(1, groups)))
 
 
 def _members(num_users: int, groups: int, turn: Turn) -> np.ndarray:
-    # DP: the index of the attempt, which is never used twice: one user's rounds are b apart whatever was done again.
+    """Return the users of the group whose turn it is, sorted."""
+    # DP: the index of an attempt is never used twice, so the rounds of one user are b apart even if rounds are
+    # repeated.
     return _members_by_group(num_users, groups, turn.groups_key)[turn.index % groups]
 
 
 def _needed(turn: Turn | None) -> Turn:
+    """Return the turn. Raises `InvalidValue` if it is None, because the run has no correlated noise."""
     if turn is None:
         raise InvalidValue(_GOES_WITH_CORRELATED)
     return turn

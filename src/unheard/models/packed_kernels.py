@@ -1,14 +1,19 @@
-"""Kernels in Triton for Hugging Face models with the windows of many users in one stream.
+"""Triton kernels for Hugging Face models with the windows of many users in one stream (packed.py).
 
-- `score_gradient_`: the gradient of cross-entropy by the logits, in the memory of the logits. The readable version is
-  `score_gradient` in packed.py. One program computes one token: it reads the logits once for their maximum and the sum
-  of their exponentials, and once more, from the cache, for the gradient.
+- `score_gradient_`: the gradient of the cross-entropy with respect to the logits; it overwrites the logits. The
+  readable version is `score_gradient` in packed.py. One program computes one token. It reads the logits once for their
+  maximum and the sum of their exponentials, and once more, from the cache, for the gradient.
 - `attention` and `attention_gradients`: causal attention within each window of a stream. The readable version is
-  `plain_attention` in packed.py. Each window is divided into tiles (`attention_tiles`). Forward and for the gradient by
-  the query, one program computes one tile of queries for one head; for the gradients by key and value, one tile of keys
-  for all heads that share it. Nothing is added atomically, so sums have one order, and a program reads the tokens of
-  one window only: a number that is not finite stays with the user who has it.
-- `gated_product` and `gated_gradient`: silu(gate) * up of a product whose output is both, one beside the other.
+  `plain_attention` in packed_layers.py. Each window is divided into tiles (`attention_tiles`). In the forward pass and
+  for the gradient of the query, one program computes one tile of queries for one head. For the gradients of key and
+  value, one program computes one tile of keys for all heads that share the key. There are no atomic additions, so the
+  order of every sum is fixed. A program reads only the tokens of one window, so a number that is not finite affects
+  only the user who has it.
+- `gated_product` and `gated_gradient`: silu(gate) * up, where one product has computed gate and up as the two halves of
+  its output.
+- `user_product`, `add_user_product` and `user_gradient`: products with the low-rank matrices of each user, for LoRA.
+  The readable versions have the same names in packed_layers.py. One program computes one block of tokens, which belong
+  to one user, or a part of the gradient of one user. It reads only the matrices of this user.
 """
 
 import torch
@@ -17,25 +22,27 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096
-"""Logits that a program reads at a time."""
+"""The number of logits that a program of `score_gradient_` reads at a time."""
 SCORE_WARPS = 8
-"""Warps of a program of `score_gradient_`."""
+"""The number of warps of a program of `score_gradient_`."""
 TILE = 64
-"""Tokens of a tile of attention."""
+"""The number of tokens of a tile of attention."""
 FORWARD = {"OTHERS": 32, "num_warps": 4, "num_stages": 2}
 BACKWARD = {"OTHERS": 64, "num_warps": 4, "num_stages": 2}
-"""How programs of attention run. OTHERS: tokens that a program compares with its tile at a time."""
+"""The launch settings of the attention kernels. OTHERS is the number of tokens that a program compares with its tile at
+a time."""
 LOG2_E = 1.4426950408889634
+"""log2(e). The kernels compute exponentials with base 2, which is faster."""
 
 
 def score_gradient_(logits_LR: Tensor, target_L: Tensor, weight_L: Tensor, silent_R: Tensor) -> Tensor:
-    """Replace logits by the gradient of the weighted cross-entropies by them.
+    """Replace the logits by the gradient of the weighted cross-entropies with respect to them, and return it.
 
     Args:
-        logits_LR: Scores of all rows of the model; overwritten.
+        logits_LR: The scores of all rows of the model for each token, contiguous. They are overwritten.
         target_L: The row of the next token.
         weight_L: The weight of each target.
-        silent_R: Rows that are left out of the softmax.
+        silent_R: A mask of the rows that are left out of the softmax.
     """
     assert logits_LR.is_contiguous()
     L, R = logits_LR.shape
@@ -46,6 +53,7 @@ def score_gradient_(logits_LR: Tensor, target_L: Tensor, weight_L: Tensor, silen
 
 @triton.jit
 def _score_gradient(logits_LR, target_L, weight_L, silent_R, R, BLOCK: tl.constexpr):
+    """Replace the logits of one token by their gradient."""
     token = tl.program_id(0).to(tl.int64)
     start_of_row = logits_LR + token * R
     weight = tl.load(weight_L + token)
@@ -67,7 +75,7 @@ def _score_gradient(logits_LR, target_L, weight_L, silent_R, R, BLOCK: tl.conste
         is_silent = tl.load(silent_R + row, mask=row < R, other=1) != 0
         share = tl.where(is_silent, 0.0, tl.exp(score - top) / whole)
         gradient = (share - tl.where(row == target, 1.0, 0.0)) * weight
-        # Assigned, not multiplied: padding stays exactly zero if the hidden state is not finite.
+        # Set the gradient of padding to zero. A product with weight 0 would not be zero if a logit is not finite.
         gradient = tl.where(weight == 0.0, 0.0, gradient)
         tl.store(start_of_row + row, gradient.to(logits_LR.dtype.element_ty), mask=row < R)
 
@@ -76,13 +84,16 @@ def _score_gradient(logits_LR, target_L, weight_L, silent_R, R, BLOCK: tl.conste
 
 
 def attention_tiles(ends_M: Tensor, tokens: int) -> Tensor:
-    """The tiles of the windows of a stream: first token, begin and end of the window, int32 [3, J].
-
-    J does not depend on the windows. Tiles that are not needed have no token: their first is not before their end.
+    """Divide the windows of a stream into tiles of at most `TILE` tokens.
 
     Args:
-        ends_M: The cumulative lengths of windows, beginning with 0.
+        ends_M: The cumulative lengths of the windows, beginning with 0.
         tokens: N, the number of tokens of the stream.
+
+    Returns:
+        For each tile the index of its first token, the index of the first token of its window, and the index after the
+        last token of its window; int32 [3, J]. J depends only on N and the number of windows. Tiles that are not needed
+        are empty: their first token is not before the end of the window.
     """
     tiles_M = (ends_M.diff() + TILE - 1) // TILE
     last_M = tiles_M.cumsum(0)
@@ -99,14 +110,15 @@ def attention(
     """Compute causal attention within each window of a stream.
 
     Args:
-        query_NHD: The queries, contiguous as all tensors here.
-        key_NGD: The keys; several heads may share one.
-        value_NGD: The values.
+        query_NHD: The queries of H heads. All tensors must be contiguous.
+        key_NGD: The keys. G divides H, and H / G heads share a key.
+        value_NGD: The values, shared like the keys.
         tiles_3J: The tiles of the windows (`attention_tiles`).
         scale: The factor on the products of queries and keys.
 
     Returns:
-        The output [N, H, D], and the base-2 logarithm of the sum of exponentials [H, N], which the gradients need.
+        The output [N, H, D], and the base-2 logarithm of the sum of exponentials [H, N], which `attention_gradients`
+        needs.
     """
     N, H, D = query_NHD.shape
     output_NHD = torch.empty_like(query_NHD)
@@ -129,7 +141,13 @@ def attention_gradients(
     tiles_3J: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `attention` by query, key and value."""
+    """Return the gradients of `attention` with respect to query, key and value.
+
+    Args:
+        grad_NHD: The gradient with respect to the output.
+        query_NHD, key_NGD, value_NGD, tiles_3J, scale: The arguments of `attention`.
+        output_NHD, lse_HN: The results of `attention`.
+    """
     N, H, D = query_NHD.shape
     G, J = key_NGD.shape[1], tiles_3J.shape[1]
     by_query, by_key, by_value = (torch.empty_like(t) for t in (query_NHD, key_NGD, value_NGD))
@@ -150,6 +168,7 @@ def _attend(
     query, key, value, output, lse, tiles, N, J, scale,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
+    """Compute the output of attention for one tile of queries and one head, with a running maximum of the scores."""
     head, tile = tl.program_id(0), tl.program_id(1)
     first, begin, end = tl.load(tiles + tile), tl.load(tiles + J + tile), tl.load(tiles + 2 * J + tile)
     if first >= end:
@@ -167,7 +186,8 @@ def _attend(
         is_other = (other < end)[:, None]
         k = tl.load(key + there, mask=is_other, other=0.0)
         score = tl.dot(q, tl.trans(k)) * scale
-        # Each row has a score that counts in the first pass, so the largest is a true score from then on.
+        # The first token of the window is visible to every query. So after the first pass `larger` is the score of a
+        # visible token and never the -1e30 of a masked one.
         score = tl.where(other[None, :] <= row[:, None], score, -1e30)
         larger = tl.maximum(top, tl.max(score, 1))
         share = tl.exp2(score - larger[:, None])
@@ -185,7 +205,10 @@ def _query_gradient(
     grad, query, key, value, output, lse, product, by_query, tiles, N, J, scale,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
-    """Also writes the product of gradient and output of each token, which `_key_gradients` reads."""
+    """Compute the gradient of the query for one tile and head.
+
+    It also writes the inner product of the gradient and the output of each token, which `_key_gradients` reads.
+    """
     head, tile = tl.program_id(0), tl.program_id(1)
     first, begin, end = tl.load(tiles + tile), tl.load(tiles + J + tile), tl.load(tiles + 2 * J + tile)
     if first >= end:
@@ -218,6 +241,7 @@ def _key_gradients(
     grad, query, key, value, lse, product, by_key, by_value, tiles, N, J, scale,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradients of key and value for one tile of keys, summed over all heads that share the key."""
     group, tile = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(tiles + tile), tl.load(tiles + 2 * J + tile)
     if first >= end:
@@ -253,7 +277,11 @@ def _key_gradients(
 
 
 def gated_product(both_NJ: Tensor) -> Tensor:
-    """silu(gate) * up, [N, I]; gate and up are the halves of [N, 2 I], contiguous."""
+    """Return silu(gate) * up, [N, I].
+
+    Args:
+        both_NJ: gate and up as the two halves of the columns, [N, 2 I], contiguous.
+    """
     N, J = both_NJ.shape
     output_NI = both_NJ.new_empty(N, J // 2)
     _gate[(N,)](both_NJ, output_NI, I=J // 2, BLOCK=min(triton.next_power_of_2(J // 2), 4096))
@@ -261,7 +289,12 @@ def gated_product(both_NJ: Tensor) -> Tensor:
 
 
 def gated_gradient(grad_NI: Tensor, both_NJ: Tensor) -> Tensor:
-    """The gradient of `gated_product`, [N, 2 I]."""
+    """Return the gradient of `gated_product` with respect to its input, [N, 2 I].
+
+    Args:
+        grad_NI: The gradient with respect to the output, contiguous.
+        both_NJ: The input of `gated_product`.
+    """
     N, I = grad_NI.shape  # noqa: E741
     gradient_NJ = torch.empty_like(both_NJ)
     _gate_gradient[(N,)](grad_NI, both_NJ, gradient_NJ, I=I, BLOCK=min(triton.next_power_of_2(I), 4096))
@@ -270,6 +303,7 @@ def gated_gradient(grad_NI: Tensor, both_NJ: Tensor) -> Tensor:
 
 @triton.jit
 def _gate(both, output, I: tl.constexpr, BLOCK: tl.constexpr):  # noqa: E741
+    """Compute `gated_product` for one token."""
     token = tl.program_id(0).to(tl.int64)
     for first in range(0, I, BLOCK):
         column = first + tl.arange(0, BLOCK)
@@ -281,6 +315,7 @@ def _gate(both, output, I: tl.constexpr, BLOCK: tl.constexpr):  # noqa: E741
 
 @triton.jit
 def _gate_gradient(grad, both, gradient, I: tl.constexpr, BLOCK: tl.constexpr):  # noqa: E741
+    """Compute `gated_gradient` for one token."""
     token = tl.program_id(0).to(tl.int64)
     for first in range(0, I, BLOCK):
         column = first + tl.arange(0, BLOCK)
@@ -292,3 +327,126 @@ def _gate_gradient(grad, both, gradient, I: tl.constexpr, BLOCK: tl.constexpr): 
         kind = gradient.dtype.element_ty
         tl.store(gradient + token * (2 * I) + column, by_gate.to(kind), mask=column < I)
         tl.store(gradient + token * (2 * I) + I + column, (by * gate * share).to(kind), mask=column < I)
+
+
+# ------------------------------------------------------------------------------------- low-rank products
+
+
+def user_product(x_NI: Tensor, weight_CRI: Tensor, user_K: Tensor, scale: float, out_NR: Tensor) -> None:
+    """Write scale * x W^T into `out_NR`, where W is the matrix of the user of each block of tokens.
+
+    Args:
+        x_NI: One row per token. The elements of a row must be contiguous.
+        weight_CRI: The matrix W [R, I] of each user, with any strides.
+        user_K: The user of each block.
+        scale: A factor.
+        out_NR: The result. The elements of a row must be contiguous.
+    """
+    (N, I), R, K = x_NI.shape, weight_CRI.shape[1], len(user_K)  # noqa: E741
+    _user_product[(K,)](
+        x_NI, weight_CRI, user_K, out_NR, scale, x_NI.stride(0), out_NR.stride(0), *weight_CRI.stride(),
+        I=I, R=R, L=N // K, RB=_padded(R), BI=64, **_by_block(N // K),
+    )  # fmt: skip
+
+
+def add_user_product(out_NO: Tensor, small_NR: Tensor, weight_CRO: Tensor, user_K: Tensor, scale: float) -> None:
+    """Add scale * small W to `out_NO`, where W is the matrix of the user of each block of tokens.
+
+    Args:
+        out_NO: The tensor to which the product is added. The elements of a row must be contiguous.
+        small_NR: One row per token. The elements of a row must be contiguous.
+        weight_CRO: The matrix W [R, O] of each user, with any strides.
+        user_K: The user of each block.
+        scale: A factor.
+    """
+    (N, O), R, K = out_NO.shape, small_NR.shape[1], len(user_K)  # noqa: E741
+    _add_user_product[(K,)](
+        out_NO, small_NR, weight_CRO, user_K, scale, out_NO.stride(0), small_NR.stride(0), *weight_CRO.stride(),
+        O=O, R=R, L=N // K, RB=_padded(R), BO=64, **_by_block(N // K),
+    )  # fmt: skip
+
+
+def user_gradient(d_NR: Tensor, x_NI: Tensor, span_2C: Tensor, scale: float, out_CRI: Tensor) -> None:
+    """Write scale * d^T x, summed over the tokens of each user, into `out_CRI`.
+
+    Args:
+        d_NR: One row per token. The elements of a row must be contiguous.
+        x_NI: One row per token. The elements of a row must be contiguous.
+        span_2C: The index of the first token of each user, and the index after the last one.
+        scale: A factor.
+        out_CRI: The result, with any strides. It is zero for users without tokens.
+    """
+    C, R, I = out_CRI.shape  # noqa: E741
+    _user_gradient[(C, triton.cdiv(I, 64))](
+        d_NR, x_NI, span_2C, out_CRI, scale, C, d_NR.stride(0), x_NI.stride(0), *out_CRI.stride(),
+        I=I, R=R, RB=_padded(R), BI=64, TOKENS=64, num_warps=4,
+    )  # fmt: skip
+
+
+def _padded(rank: int) -> int:
+    """Return the rank padded to a size that `tl.dot` supports: a power of two, at least 16."""
+    return max(16, triton.next_power_of_2(rank))
+
+
+def _by_block(tokens: int) -> dict[str, int]:
+    """Return the launch settings of a kernel whose programs compute blocks of this many tokens."""
+    return {"num_warps": 2 if tokens <= 32 else 4, "num_stages": 3}
+
+
+@triton.jit
+def _user_product(
+    x, weight, users, out, scale, x_row, out_row, weight_user, weight_rank, weight_input,
+    I: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RB: tl.constexpr, BI: tl.constexpr,  # noqa: E741
+):  # fmt: skip
+    """Compute `user_product` for one block of L tokens."""
+    block = tl.program_id(0)
+    user = tl.load(users + block).to(tl.int64)
+    token, r = block.to(tl.int64) * L + tl.arange(0, L), tl.arange(0, RB)
+    total = tl.zeros((L, RB), tl.float32)
+    for first in range(0, I, BI):
+        i = first + tl.arange(0, BI)
+        left = tl.load(x + token[:, None] * x_row + i[None, :], mask=(i < I)[None, :], other=0.0)
+        there = weight + user * weight_user + i[:, None] * weight_input + r[None, :] * weight_rank
+        right = tl.load(there, mask=(i < I)[:, None] & (r < R)[None, :], other=0.0)
+        total = tl.dot(left, (right * scale).to(left.dtype), total, input_precision="ieee")
+    tl.store(out + token[:, None] * out_row + r[None, :], total.to(out.dtype.element_ty), mask=(r < R)[None, :])
+
+
+@triton.jit
+def _add_user_product(
+    out, small, weight, users, scale, out_row, small_row, weight_user, weight_rank, weight_output,
+    O: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RB: tl.constexpr, BO: tl.constexpr,  # noqa: E741
+):  # fmt: skip
+    """Compute `add_user_product` for one block of L tokens."""
+    block = tl.program_id(0)
+    user = tl.load(users + block).to(tl.int64)
+    token, r = block.to(tl.int64) * L + tl.arange(0, L), tl.arange(0, RB)
+    left = tl.load(small + token[:, None] * small_row + r[None, :], mask=(r < R)[None, :], other=0.0)
+    for first in range(0, O, BO):
+        o = first + tl.arange(0, BO)
+        there = weight + user * weight_user + r[:, None] * weight_rank + o[None, :] * weight_output
+        right = tl.load(there, mask=(r < R)[:, None] & (o < O)[None, :], other=0.0)
+        here = out + token[:, None] * out_row + o[None, :]
+        whole = tl.load(here, mask=(o < O)[None, :], other=0.0).to(tl.float32)
+        total = tl.dot(left, (right * scale).to(left.dtype), whole, input_precision="ieee")
+        tl.store(here, total.to(out.dtype.element_ty), mask=(o < O)[None, :])
+
+
+@triton.jit
+def _user_gradient(
+    d, x, spans, out, scale, C, d_row, x_row, out_user, out_rank, out_input,
+    I: tl.constexpr, R: tl.constexpr, RB: tl.constexpr, BI: tl.constexpr, TOKENS: tl.constexpr,  # noqa: E741
+):  # fmt: skip
+    """Compute BI columns of `user_gradient` for one user."""
+    user = tl.program_id(0)
+    begin, end = tl.load(spans + user), tl.load(spans + C + user)
+    i, r = tl.program_id(1) * BI + tl.arange(0, BI), tl.arange(0, RB)
+    total = tl.zeros((RB, BI), tl.float32)
+    for first in range(begin, end, TOKENS):
+        token = (first + tl.arange(0, TOKENS)).to(tl.int64)
+        here = token < end
+        left = tl.load(d + token[:, None] * d_row + r[None, :], mask=here[:, None] & (r < R)[None, :], other=0.0)
+        right = tl.load(x + token[:, None] * x_row + i[None, :], mask=here[:, None] & (i < I)[None, :], other=0.0)
+        total = tl.dot(tl.trans(left), right, total, input_precision="ieee")
+    there = out + user.to(tl.int64) * out_user + r[:, None] * out_rank + i[None, :] * out_input
+    tl.store(there, (total * scale).to(out.dtype.element_ty), mask=(r < R)[:, None] & (i < I)[None, :])

@@ -1,8 +1,8 @@
-"""The layers of a Hugging Face model with the windows of many users in one stream.
+"""Layers that compute on a stream with the windows of many users, in place of the layers of a Hugging Face model.
 
 - `packed_attention`: causal attention within each window, by the kernels of packed_kernels.py or FlashAttention.
-- `PackedLora`, `PackedLinear`, `PackedEmbedding`, `PackedNorm`: trained layers, with parameters of each user.
-- `MergedLinears`, `GatedLayers`: frozen layers with the same input as one product.
+- `PackedLora`, `PackedLinear`, `PackedEmbedding`, `PackedNorm`: trained layers with separate parameters for each user.
+- `MergedLinears`, `GatedLayers`: frozen layers with the same input, computed as one product.
 
 models/packed.py decides which layers are replaced.
 """
@@ -16,17 +16,17 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 ATTENTION = "unheard_packed"
-"""The name of the attention in transformers' registry."""
+"""The name under which `register_attention` registers the packed attention with transformers."""
 WIDTHS = (16, 32, 64, 128)
-"""Widths of heads for which there are kernels of attention; others go through FlashAttention."""
+"""The head widths D that the attention kernels support. Heads of other widths use FlashAttention."""
 USES_KERNELS = importlib.util.find_spec("triton") is not None
-"""Whether the kernels of packed_kernels.py are used on CUDA."""
+"""Whether the kernels of packed_kernels.py are used on CUDA: if Triton is installed."""
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers of one module that have the same input: their frozen weights are multiplied at once."""
+"""The names of layers of one module that have the same input. Their frozen weights are merged into one product."""
 
 
 class CannotPack(Exception):
-    """The model has a part for which packing has no rule; the message names it."""
+    """The packed computation does not support the model. The message gives the reason."""
 
 
 # ---------------------------------------------------------------------------------------------- attention
@@ -36,9 +36,19 @@ class CannotPack(Exception):
 def packed_attention(
     query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, ends_M: Tensor, tiles_3J: Tensor, longest: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention within each window of a stream, on CUDA: the output [N, H, D] and the log-sum-exp [H, N].
+    """Compute causal attention within each window of a stream, on CUDA.
 
-    By the kernels of packed_kernels.py if there are tiles, else by FlashAttention with variable lengths.
+    Args:
+        query_NHD: The queries of H heads.
+        key_NGD, value_NGD: The keys and values, which several heads may share.
+        ends_M: The cumulative lengths of the windows, beginning with 0.
+        tiles_3J: The tiles of the windows for the kernels of packed_kernels.py. If J is 0, FlashAttention with variable
+            lengths is used instead.
+        longest: The largest number of tokens of a window.
+        scale: The factor on the products of queries and keys.
+
+    Returns:
+        The output [N, H, D], and the log-sum-exp of the scores [H, N], which the backward pass needs.
     """
     if tiles_3J.shape[1]:
         from unheard.models.packed_kernels import attention
@@ -69,7 +79,13 @@ def packed_attention_backward(
     longest: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `packed_attention` by query, key and value."""
+    """Return the gradients of `packed_attention` with respect to query, key and value.
+
+    Args:
+        grad_NHD: The gradient with respect to the output.
+        query_NHD, key_NGD, value_NGD, ends_M, tiles_3J, longest, scale: The arguments of `packed_attention`.
+        output_NHD, lse_HN: The results of `packed_attention`.
+    """
     if tiles_3J.shape[1]:
         from unheard.models.packed_kernels import attention_gradients
 
@@ -87,12 +103,13 @@ def _(grad_NHD, query_NHD, key_NGD, value_NGD, output_NHD, lse_HN, ends_M, tiles
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Save the inputs and outputs of `packed_attention` for its backward pass."""
     *tensors, ctx.longest, ctx.scale = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
 def _attention_gradients(ctx: Any, grad_NHD: Tensor, _: Any) -> tuple[Any, ...]:
-    """Backward pass of the packed attention."""
+    """The backward pass of `packed_attention`, in the form that torch's autograd calls."""
     query, key, value, ends, tiles, output, lse = ctx.saved_tensors
     gradients = packed_attention_backward(
         grad_NHD.contiguous(), query, key, value, output, lse, ends, tiles, ctx.longest, ctx.scale
@@ -104,7 +121,16 @@ packed_attention.register_autograd(_attention_gradients, setup_context=_keep)
 
 
 def plain_attention(query_NHD: Tensor, key_NHD: Tensor, value_NHD: Tensor, ends_M: Tensor, scale: float) -> Tensor:
-    """The readable version of `packed_attention`."""
+    """Return the output [N, H, D] of causal attention within each window: the readable version of `packed_attention`.
+
+    It loops over windows and is used on the CPU and in tests.
+
+    Args:
+        query_NHD: The queries of H heads.
+        key_NHD, value_NHD: The keys and values. They may have fewer heads, each shared by several heads of the query.
+        ends_M: The cumulative lengths of the windows, beginning with 0.
+        scale: The factor on the products of queries and keys.
+    """
     parts, groups = [], query_NHD.shape[1] // key_NHD.shape[1]
     ends = ends_M.tolist()
     for start, end in itertools.pairwise(ends):
@@ -117,7 +143,14 @@ def plain_attention(query_NHD: Tensor, key_NHD: Tensor, value_NHD: Tensor, ends_
 def _attend(
     module: nn.Module, query_1HND: Tensor, key_1HND: Tensor, value_1HND: Tensor, _mask: Any = None, **settings: Any
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls."""
+    """The attention function that transformers calls, for a batch of one stream.
+
+    `PackedModel` stores the windows of the stream in the attributes `window_ends_M`, `window_tiles_3J` and
+    `longest_window` of the module.
+
+    Raises:
+        CannotPack: The model uses a variant of attention that is not supported, such as a sliding window.
+    """
     for name in ("sliding_window", "softcap", "s_aux", "head_mask"):
         if settings.get(name) is not None:
             raise CannotPack(f"its attention uses {name}")
@@ -136,21 +169,29 @@ def _attend(
 
 
 class _Trained(nn.Module):
-    """A layer in which each user has parameters of their own.
+    """The base class of layers in which each user has separate parameters.
 
-    `PackedModel` sets `own` before a forward pass, and `user_K`, the user of each block, where a user can have several
-    blocks."""
+    `PackedModel` sets the parameters as attributes when it replaces a layer. For LoRA it also sets `user_K`, the user
+    of each block; in the other layers, block k belongs to user k."""
 
     own: dict[str, Tensor]
     user_K: Tensor | None = None
 
     def by_user(self, x_1N: Tensor, users: int) -> Tensor:
-        """The stream as [C, n, ...]: each user's part."""
+        """Return a stream [1, N, ...] as [C, N / C, ...], one part per user."""
         return x_1N.reshape(users, -1, *x_1N.shape[2:])
 
 
 class PackedLora(_Trained):
-    """A frozen layer plus each user's low-rank product."""
+    """A frozen layer plus the low-rank product of each user (LoRA).
+
+    Args:
+        base: The frozen layer, an `nn.Linear` or transformers' `Conv1D`.
+        scale: The factor of the low-rank product.
+        frozen_a: The matrix A [R, I] of all users if A is not trained; otherwise None.
+    """
+
+    span_2C: Tensor
 
     def __init__(self, base: nn.Module, scale: float, frozen_a: Tensor | None) -> None:
         super().__init__()
@@ -159,51 +200,236 @@ class PackedLora(_Trained):
         self.b_COR: Tensor
 
     def forward(self, x_1NI: Tensor) -> Tensor:
-        """The frozen layer plus the low-rank product of the user of each block."""
-        return _plus_low_rank([self], [self.base(x_1NI)], x_1NI)[0]
+        """Return the output of the frozen layer plus, in each block, the low-rank product of its user."""
+        base: Any = self.base
+        weight_OI = base.weight if isinstance(base, nn.Linear) else base.weight.t()
+        return _with_low_rank(x_1NI, weight_OI, base.bias, [len(weight_OI)], [self], [0])[0]
 
 
-def _plus_low_rank(layers: list[PackedLora], wholes: list[Tensor], x_1NI: Tensor) -> list[Tensor]:
-    """The outputs of frozen layers with the same input, plus the low-rank products of each block's user."""
-    user_K = layers[0].user_K
-    assert user_K is not None
-    x_KLI = x_1NI.reshape(len(user_K), -1, x_1NI.shape[-1])
-    if all(layer.frozen_a is not None for layer in layers):
-        small_KLR = nnf.linear(x_KLI, torch.cat([layer.frozen_a for layer in layers]))  # pyright: ignore
-    else:
-        # In float32 until after the copy, so that the gradients of a user's blocks are added in float32.
-        copies = [layer.a_CRI.index_select(0, user_K).to(x_1NI.dtype) for layer in layers]
-        small_KLR = torch.bmm(x_KLI, torch.cat(copies, dim=1).transpose(1, 2))
-    ranks = [layer.b_COR.shape[-1] for layer in layers]
-    sums = []
-    for layer, whole_1NO, part_KLR in zip(layers, wholes, small_KLR.split(ranks, dim=-1), strict=True):
-        b_KOR = (layer.b_COR.index_select(0, user_K) * layer.scale).to(x_1NI.dtype)
-        sums.append(whole_1NO + torch.bmm(part_KLR, b_KOR.transpose(1, 2)).reshape(whole_1NO.shape))
-    return sums
+def _with_low_rank(
+    x_1NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, sizes: list[int], layers: list[PackedLora], of: list[int]
+) -> list[Tensor]:
+    """Return the outputs of frozen layers with the same input, plus the low-rank products of the user of each block.
+
+    Args:
+        x_1NI: The input.
+        weight_OI: The weights of all layers, concatenated by rows.
+        bias_O: The biases of all layers, concatenated, or None.
+        sizes: The number of outputs of each layer.
+        layers: The layers that have a low-rank product.
+        of: For each of `layers`, its index in `sizes`.
+    """
+    if not layers:
+        return list(_LowRank.apply(x_1NI, weight_OI, bias_O, sizes, [], [], None, None, 0))  # pyright: ignore
+    firsts = [sum(sizes[:k]) for k in of]
+    a = [layer.a_CRI if layer.frozen_a is None else layer.frozen_a for layer in layers]
+    b, scales = [layer.b_COR for layer in layers], [float(layer.scale) for layer in layers]
+    users = (layers[0].user_K, layers[0].span_2C)
+    return list(_LowRank.apply(x_1NI, weight_OI, bias_O, sizes, firsts, scales, *users, len(a), *a, *b))  # pyright: ignore
 
 
-class _MergedProduct(torch.autograd.Function):
-    """x W + b with frozen W and b, divided into parts of the given sizes."""
+class _LowRank(torch.autograd.Function):
+    """x W^T + b with frozen W and b, plus the low-rank products of the user of each block.
+
+    The output is split into parts of the given sizes, one for each of the merged layers.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x_1NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, sizes: list[int]) -> Any:
-        """One product for all merged layers, split into their outputs."""
-        ctx.save_for_backward(weight_OI)
-        return nnf.linear(x_1NI, weight_OI, bias_O).split(sizes, dim=-1)
+    def forward(
+        ctx: Any,
+        x_1NI: Tensor,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        sizes: list[int],
+        firsts: list[int],
+        scales: list[float],
+        user_K: Tensor | None,
+        span_2C: Tensor | None,
+        count: int,
+        *matrices: Tensor,
+    ) -> Any:
+        """Compute one product for all layers, and return its parts.
+
+        Args:
+            ctx: The context of autograd.
+            x_1NI, weight_OI, bias_O, sizes: As in `_with_low_rank`.
+            firsts, scales, user_K: As in `low_rank_product`.
+            span_2C: The index of the first token of each user, and the index after the last one.
+            count: The number of low-rank products.
+            *matrices: The matrices A of all low-rank products, then the matrices B.
+        """
+        ctx.firsts, ctx.scales, ctx.count = firsts, scales, count
+        if not count:
+            ctx.save_for_backward(weight_OI)
+            return nnf.linear(x_1NI, weight_OI, bias_O).split(sizes, dim=-1)
+        a, b = list(matrices[:count]), list(matrices[count:])
+        whole_NO, small_NR = low_rank_product(x_1NI[0], weight_OI, bias_O, a, b, firsts, scales, user_K)
+        ctx.save_for_backward(weight_OI, x_1NI, small_NR, user_K, span_2C, *matrices)
+        return whole_NO[None].split(sizes, dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """The gradient of the input; the weights are frozen."""
-        (weight_OI,) = ctx.saved_tensors
-        return joined(list(gradients)) @ weight_OI, None, None, None
+        """Return the gradients with respect to the input and the users' matrices; None for all other arguments."""
+        weight_OI, *others = ctx.saved_tensors
+        grad_1NO = joined(list(gradients))
+        nothing = (None,) * 8
+        if not ctx.count:
+            return grad_1NO @ weight_OI, *nothing
+        x_1NI, small_NR, user_K, span_2C, *matrices = others
+        a, b = matrices[: ctx.count], matrices[ctx.count :]
+        by_x_NI, *by_matrices = low_rank_gradients(
+            grad_1NO[0], x_1NI[0], small_NR, weight_OI, a, b, ctx.firsts, ctx.scales, user_K, span_2C
+        )
+        trained = [None if len(a_RI.shape) == 2 else by for a_RI, by in zip(a, by_matrices, strict=False)]
+        return by_x_NI[None], *nothing, *trained, *by_matrices[ctx.count :]
+
+
+@torch.library.custom_op("unheard::low_rank_product", mutates_args=())
+def low_rank_product(
+    x_NI: Tensor,
+    weight_OI: Tensor,
+    bias_O: Tensor | None,
+    a: list[Tensor],
+    b: list[Tensor],
+    firsts: list[int],
+    scales: list[float],
+    user_K: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Compute x W^T + b plus the low-rank products scale * x A^T B^T, with the A and B of the user of each block.
+
+    Args:
+        x_NI: The input.
+        weight_OI: The frozen weights W.
+        bias_O: The frozen biases b, or None.
+        a: For each low-rank product, the A of each user [C, R, I], or one frozen A [R, I] of all users.
+        b: For each low-rank product, the B of each user [C, O, R].
+        firsts: For each low-rank product, the index of the first output to which it is added.
+        scales: The factor of each low-rank product.
+        user_K: The user of each block.
+
+    Returns:
+        The output [N, O], and the products x A^T of all low-rank products, concatenated by columns.
+    """
+    whole_NO = nnf.linear(x_NI, weight_OI, bias_O)
+    small_NR = x_NI.new_empty(len(x_NI), sum(b_COR.shape[2] for b_COR in b))
+    for a_CRI, b_COR, first, scale, part_NR in zip(a, b, firsts, scales, _ranks(small_NR, b), strict=True):
+        if len(a_CRI.shape) == 2:
+            part_NR.copy_(nnf.linear(x_NI, a_CRI))
+        else:
+            user_product(x_NI, a_CRI, user_K, 1.0, part_NR)
+        add_user_product(whole_NO[:, first : first + b_COR.shape[1]], part_NR, b_COR.transpose(1, 2), user_K, scale)
+    return whole_NO, small_NR
+
+
+@low_rank_product.register_fake
+def _(x_NI, weight_OI, bias_O, a, b, firsts, scales, user_K):
+    ranks = sum(b_COR.shape[2] for b_COR in b)
+    return x_NI.new_empty(len(x_NI), len(weight_OI)), x_NI.new_empty(len(x_NI), ranks)
+
+
+@torch.library.custom_op("unheard::low_rank_gradients", mutates_args=())
+def low_rank_gradients(
+    grad_NO: Tensor,
+    x_NI: Tensor,
+    small_NR: Tensor,
+    weight_OI: Tensor,
+    a: list[Tensor],
+    b: list[Tensor],
+    firsts: list[int],
+    scales: list[float],
+    user_K: Tensor,
+    span_2C: Tensor,
+) -> list[Tensor]:
+    """Return the gradients of `low_rank_product` with respect to x, each A and each B.
+
+    The gradient of an A that is not trained is an empty tensor.
+
+    Args:
+        grad_NO: The gradient with respect to the output.
+        small_NR: The products x A^T, the second result of `low_rank_product`.
+        x_NI, weight_OI, a, b, firsts, scales, user_K: The arguments of `low_rank_product`.
+        span_2C: The index of the first token of each user, and the index after the last one.
+    """
+    by_x_NI = grad_NO @ weight_OI
+    by_a, by_b = [], []
+    for a_CRI, b_COR, first, scale, part_NR in zip(a, b, firsts, scales, _ranks(small_NR, b), strict=True):
+        grad_of_NO = grad_NO[:, first : first + b_COR.shape[1]]
+        by_small_NR = torch.empty_like(part_NR, memory_format=torch.contiguous_format)
+        user_product(grad_of_NO, b_COR.transpose(1, 2), user_K, scale, by_small_NR)
+        by_b.append(torch.empty_like(b_COR))
+        user_gradient(part_NR, grad_of_NO, span_2C, scale, by_b[-1].transpose(1, 2))
+        if len(a_CRI.shape) == 2:
+            by_x_NI += by_small_NR @ a_CRI
+            by_a.append(a_CRI.new_empty(0))
+            continue
+        add_user_product(by_x_NI, by_small_NR, a_CRI, user_K, 1.0)
+        by_a.append(torch.empty_like(a_CRI))
+        user_gradient(by_small_NR, x_NI, span_2C, 1.0, by_a[-1])
+    return [by_x_NI, *by_a, *by_b]
+
+
+@low_rank_gradients.register_fake
+def _(grad_NO, x_NI, small_NR, weight_OI, a, b, firsts, scales, user_K, span_2C):
+    by_a = [m.new_empty(0) if len(m.shape) == 2 else torch.empty_like(m) for m in a]
+    return [torch.empty_like(x_NI), *by_a, *(torch.empty_like(m) for m in b)]
+
+
+def _ranks(small_NR: Tensor, b: list[Tensor]) -> tuple[Tensor, ...]:
+    """Split the concatenated products x A^T into those of each low-rank product."""
+    return small_NR.split([b_COR.shape[2] for b_COR in b], dim=-1)
+
+
+def user_product(x_NI: Tensor, weight_CRI: Tensor, user_K: Tensor, scale: float, out_NR: Tensor) -> None:
+    """Write scale * x W^T into `out_NR`, where W is the matrix of the user of each block of tokens.
+
+    The arguments are described in packed_kernels.py.
+    """
+    if x_NI.is_cuda and USES_KERNELS:
+        from unheard.models import packed_kernels
+
+        return packed_kernels.user_product(x_NI, weight_CRI, user_K, scale, out_NR)
+    weight_KRI = (weight_CRI.index_select(0, user_K) * scale).to(x_NI.dtype)
+    x_KLI = x_NI.reshape(len(user_K), -1, x_NI.shape[-1])
+    out_NR.copy_(torch.bmm(x_KLI, weight_KRI.transpose(1, 2)).reshape(out_NR.shape))
+    return None
+
+
+def add_user_product(out_NO: Tensor, small_NR: Tensor, weight_CRO: Tensor, user_K: Tensor, scale: float) -> None:
+    """Add scale * small W to `out_NO`, where W is the matrix of the user of each block of tokens.
+
+    The arguments are described in packed_kernels.py.
+    """
+    if out_NO.is_cuda and USES_KERNELS:
+        from unheard.models import packed_kernels
+
+        return packed_kernels.add_user_product(out_NO, small_NR, weight_CRO, user_K, scale)
+    weight_KRO = (weight_CRO.index_select(0, user_K) * scale).to(small_NR.dtype)
+    small_KLR = small_NR.reshape(len(user_K), -1, small_NR.shape[-1])
+    out_NO += torch.bmm(small_KLR, weight_KRO).reshape(out_NO.shape)
+    return None
+
+
+def user_gradient(d_NR: Tensor, x_NI: Tensor, span_2C: Tensor, scale: float, out_CRI: Tensor) -> None:
+    """Write scale * d^T x, summed over the tokens of each user, into `out_CRI`.
+
+    The arguments are described in packed_kernels.py.
+    """
+    if x_NI.is_cuda and USES_KERNELS:
+        from unheard.models import packed_kernels
+
+        return packed_kernels.user_gradient(d_NR, x_NI, span_2C, scale, out_CRI)
+    for user, (begin, end) in enumerate(span_2C.T.tolist()):
+        left_LR, right_LI = (m[begin:end].to(out_CRI.dtype) for m in (d_NR, x_NI))
+        out_CRI[user] = scale * (left_LR.T @ right_LI)
+    return None
 
 
 @torch.library.custom_op("unheard::joined", mutates_args=())
 def joined(parts: list[Tensor]) -> Tensor:
-    """Concatenate tensors along the last dimension, as `torch.cat`.
+    """Concatenate tensors along the last dimension, like `torch.cat`.
 
-    It is a custom operation so that torch.compile does not fuse it: for each element of the result the fused kernel would
-    compute the elements of all parts and then select one.
+    It is a custom operation so that torch.compile does not fuse it. For each element of the result, a fused kernel
+    would compute the elements of all parts and then select one of them.
     """
     return torch.cat(parts, dim=-1)
 
@@ -214,10 +440,10 @@ def _(parts):
 
 
 class MergedLinears(nn.Module):
-    """Frozen layers with the same input as one product, plus each user's low-rank products.
+    """Frozen layers with the same input, computed as one product, plus the low-rank products of each user.
 
     Args:
-        layers: `nn.Linear`, or `PackedLora` around one.
+        layers: The layers: each is an `nn.Linear`, or a `PackedLora` around one.
     """
 
     def __init__(self, layers: list[Any]) -> None:
@@ -236,17 +462,20 @@ class MergedLinears(nn.Module):
         self._left = 0
 
     def forward(self, x_1NI: Tensor) -> list[Tensor]:
-        """The outputs of all merged layers, with the low-rank products of those that have one."""
-        outputs = list(_MergedProduct.apply(x_1NI, self.weight, self.bias, self.sizes))  # pyright: ignore
-        if self.low_rank:
-            layers: Any = list(self.layers)
-            sums = _plus_low_rank(layers, [outputs[k] for k in self.low_rank], x_1NI)
-            for k, whole_1NO in zip(self.low_rank, sums, strict=True):
-                outputs[k] = whole_1NO
-        return outputs
+        """Return the output of each merged layer, including its low-rank product if it has one."""
+        layers: Any = list(self.layers)
+        return _with_low_rank(x_1NI, self.weight, self.bias, self.sizes, layers, self.low_rank)
 
     def part(self, number: int, x_1NI: Tensor) -> Tensor:
-        """The output of one layer. The first call computes all of them, and the last forgets them."""
+        """Return the output of one of the merged layers.
+
+        The model calls the layers one after the other. The first call with an input computes the outputs of all layers;
+        the last call releases them.
+
+        Args:
+            number: The index of the layer.
+            x_1NI: The input of all layers.
+        """
         if self._input is not x_1NI:
             self._input, self._outputs, self._left = x_1NI, self(x_1NI), len(self.sizes)
         output = self._outputs[number]
@@ -258,7 +487,7 @@ class MergedLinears(nn.Module):
 
 @torch.library.custom_op("unheard::gated_product", mutates_args=())
 def gated_product(both_1NJ: Tensor) -> Tensor:
-    """silu(gate) * up, where gate and up are the halves of the last dimension."""
+    """Return silu(gate) * up, where gate and up are the two halves of the last dimension."""
     if both_1NJ.is_cuda and USES_KERNELS:
         from unheard.models import packed_kernels
 
@@ -269,7 +498,12 @@ def gated_product(both_1NJ: Tensor) -> Tensor:
 
 @torch.library.custom_op("unheard::gated_gradient", mutates_args=())
 def gated_gradient(grad_1NI: Tensor, both_1NJ: Tensor) -> Tensor:
-    """The gradient of `gated_product`."""
+    """Return the gradient of `gated_product` with respect to its input.
+
+    Args:
+        grad_1NI: The gradient with respect to the output.
+        both_1NJ: The input of `gated_product`.
+    """
     if both_1NJ.is_cuda and USES_KERNELS:
         from unheard.models import packed_kernels
 
@@ -297,31 +531,40 @@ gated_product.register_autograd(
 
 
 class GatedLayers(nn.Module):
-    """down(silu(gate(x)) * up(x)), with gate and up as one product."""
+    """The module down(silu(gate(x)) * up(x)), in which one product computes gate and up.
+
+    Args:
+        merged: The frozen layers gate and up.
+        down: The layer down, which may be trained.
+    """
 
     def __init__(self, merged: MergedLinears, down: nn.Module) -> None:
         super().__init__()
         self.merged, self.down = merged, down
 
     def forward(self, x_1NI: Tensor) -> Tensor:
-        """The output of the gated layers, computed from one merged product."""
+        """Return the output of the module."""
         return self.down(gated_product(nnf.linear(x_1NI, self.merged.weight, self.merged.bias)))
 
 
 class _MergedPart(nn.Module):
-    """One layer of `MergedLinears`, where the model calls it."""
+    """One of the layers of a `MergedLinears`. It replaces the original layer in the model."""
 
     def __init__(self, merged: MergedLinears, number: int) -> None:
         super().__init__()
         self.merged, self.number = merged, number
 
     def forward(self, x_1NI: Tensor) -> Tensor:
-        """The output of this layer; the first one that is called computes all."""
+        """Return the output of this layer (see `MergedLinears.part`)."""
         return self.merged.part(self.number, x_1NI)
 
 
 class PackedLinear(_Trained):
-    """y = x W + b with each user's W and b."""
+    """A linear layer in which each user has a separate weight and bias.
+
+    Args:
+        is_transposed: Whether the weight has the shape [I, O], as in transformers' `Conv1D`, instead of [O, I].
+    """
 
     def __init__(self, is_transposed: bool) -> None:
         super().__init__()
@@ -330,7 +573,7 @@ class PackedLinear(_Trained):
         self.bias: Tensor | None = None
 
     def forward(self, x_1NI: Tensor) -> Tensor:
-        """The product with the weights of the user of each block."""
+        """Return the output of the layer, with the weight and bias of the user of each block."""
         x_CLI = self.by_user(x_1NI, len(self.weight))
         weight_CIO = self.weight if self.is_transposed else self.weight.transpose(1, 2)
         if self.bias is None:
@@ -341,12 +584,12 @@ class PackedLinear(_Trained):
 
 
 class PackedEmbedding(_Trained):
-    """An embedding in which each user has a table of their own."""
+    """An embedding in which each user has a separate table."""
 
     weight: Tensor
 
     def forward(self, row_1N: Tensor) -> Tensor:
-        """Return the word vectors of the tokens, each from the table of its block's user."""
+        """Return the word vectors of the tokens, each from the table of the user of its block."""
         C, V, D = self.weight.shape
         first_C1 = torch.arange(C, device=row_1N.device)[:, None] * V
         rows_CL = row_1N.reshape(C, -1) + first_C1
@@ -354,7 +597,13 @@ class PackedEmbedding(_Trained):
 
 
 class PackedNorm(_Trained):
-    """LayerNorm or RMSNorm with each user's factors, computed in float32."""
+    """LayerNorm or RMSNorm in which each user has a separate weight and bias. It is computed in float32.
+
+    Args:
+        width: The number of elements that are normalised together.
+        eps: The number that is added to the variance.
+        is_centred: Whether the mean is subtracted: True for LayerNorm, False for RMSNorm.
+    """
 
     def __init__(self, width: int, eps: float, is_centred: bool) -> None:
         super().__init__()
@@ -363,7 +612,7 @@ class PackedNorm(_Trained):
         self.bias: Tensor | None = None
 
     def forward(self, x_1ND: Tensor) -> Tensor:
-        """The normalisation with the weights of the user of each block."""
+        """Return the normalised input, with the weight and bias of the user of each block."""
         x_CLD = self.by_user(x_1ND, len(self.weight)).float()
         if self.is_centred:
             x_CLD = nnf.layer_norm(x_CLD, (self.width,), eps=self.eps)
@@ -379,7 +628,10 @@ class PackedNorm(_Trained):
 
 
 def rule_for(module: Any) -> _Trained | None:
-    """A packed layer for a layer of torch or transformers; None if there is no rule."""
+    """Return a packed layer that can replace a layer of torch or transformers; None if its kind is not supported.
+
+    The caller sets the parameters of the users.
+    """
     kind = type(module).__name__
     if isinstance(module, nn.Linear):
         return PackedLinear(is_transposed=False)
@@ -396,7 +648,12 @@ def rule_for(module: Any) -> _Trained | None:
 
 
 def merge(module: nn.Module, names: tuple[str, ...]) -> None:
-    """Replace the named layers by parts of one product, if the module has them and they are alike."""
+    """Replace the named layers of a module by parts of one product. Do nothing if they cannot be merged.
+
+    Args:
+        module: The module, which is changed.
+        names: The names of layers that have the same input (`SAME_INPUT`).
+    """
     layers: list[Any] = [module._modules.get(name) for name in names]
     frozen: list[Any] = [layer.base if isinstance(layer, PackedLora) else layer for layer in layers]
     if not _are_alike(frozen) or len({part.frozen_a is None for part in layers if isinstance(part, PackedLora)}) > 1:
@@ -407,7 +664,10 @@ def merge(module: nn.Module, names: tuple[str, ...]) -> None:
 
 
 def gated_layers(module: nn.Module) -> GatedLayers | None:
-    """The replacement of a module that is down(silu(gate(x)) * up(x)), where gate and up are frozen; else None."""
+    """Return the replacement of a module that computes down(silu(gate(x)) * up(x)) with frozen gate and up.
+
+    Returns None for all other modules.
+    """
     parts: dict[str, Any] = dict(module.named_children())
     if set(parts) != {"gate_proj", "up_proj", "down_proj", "act_fn"} or not type(module).__name__.endswith("MLP"):
         return None
@@ -420,7 +680,7 @@ def gated_layers(module: nn.Module) -> GatedLayers | None:
 
 
 def _are_alike(layers: list[Any]) -> bool:
-    """Whether the weights of these layers can lie below one another."""
+    """Whether the weights of layers can be concatenated: linear layers of one input size, all or none with a bias."""
     return all(type(layer) is nn.Linear for layer in layers) and (
         len({(layer.in_features, layer.bias is None) for layer in layers}) == 1
     )

@@ -1,8 +1,8 @@
-"""The paper's language model, with an LSTM or a GRU, and one table for input and output embeddings.
+"""The paper's language model, with an LSTM or a GRU. Input and output share one embedding.
 
-Word -> embedding (D) -> recurrent state (H) -> projection (D) -> inner product with every word's embedding (V). In the
-paper: section 3, "Model structure", and appendix, "Experiment details". With the paper's sizes the LSTM has 1,346,144
-parameters in 11 named vectors: the embedding, a weight and a bias for each of four gates, and the weight and bias of
+Word -> embedding (D) -> recurrent state (H) -> projection (D) -> inner product with the embedding of every word (V).
+See section 3, "Model structure", and appendix "Experiment details" of the paper. With the paper's sizes the LSTM has
+1,346,144 parameters in 11 layers: the embedding, a weight and a bias for each of four gates, and the weight and bias of
 the projection.
 
     >>> model = TiedLSTM(vocabulary_size=10_000)
@@ -12,9 +12,9 @@ the projection.
     >>> model.logits(params, torch.tensor([[0, 5, 7]])).shape
     torch.Size([1, 3, 10000])
 
-`vocabulary_size` may be left out: a run takes it from its store when it begins. The GRU is the form whose reset gate
-acts on the product of state and weights, n = tanh(x W + b + r * (h U)), so that all gates of a time step are one
-product (Cho et al. 2014, in the form that fast implementations use)."""
+`vocabulary_size` may be left out; then a run takes it from its store when it begins. In this form of the GRU (Cho et
+al. 2014) the reset gate multiplies the product of state and weights, n = tanh(x W + b + r * (h U)). So all gates of a
+time step need only one matrix product. Fast implementations use the same form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,14 +30,14 @@ from unheard.models.model import BaseModel, check_memory
 from unheard.parameters import Layout
 
 SMALLEST_SQUARE = 1e-24
-"""The squared norm of a word vector below which it is no longer scaled up."""
+"""A word vector with a smaller squared norm is not scaled to norm 1, to avoid a division by zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TiedModel(BaseModel):
-    """What `TiedLSTM` and `TiedGRU` share: everything but the gates. `TiedLSTM` describes the arguments."""
+    """The base class of `TiedLSTM` and `TiedGRU`, which add only their gates. `TiedLSTM` describes the arguments."""
 
-    vocabulary_size: int = None  # pyright: ignore[reportAssignmentType]  # an int wherever a model is used: see `pinned`
+    vocabulary_size: int = None  # pyright: ignore[reportAssignmentType]  # `pinned` sets it before the model is used
     embedding_size: int = 96
     hidden_size: int = 256
     tied: bool = True
@@ -61,22 +61,26 @@ class TiedModel(BaseModel):
         raise NotImplementedError
 
     def _unroll(self, gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
-        """The states [B, T, H] over T steps from a zero state.
+        """Return the states [B, T, H] after each of T steps, starting from a zero state.
 
         Args:
-            gates_BTG: What the gates get from the input, [B, T, gates * H].
-            from_state_HG: The gates' weights on the state, side by side.
+            gates_BTG: The part of the gates that comes from the input, [B, T, gates * H].
+            from_state_HG: The weights of the gates on the state, concatenated, [H, gates * H].
         """
         raise NotImplementedError
 
     @property
     def layout(self) -> Layout:
-        """The embedding, weight and bias of each gate, the projection, and the output embedding if it is not tied."""
+        """The names and shapes of the layers.
+
+        In order: the embedding, the weight and bias of each gate, the weight and bias of the projection, and the output
+        embedding if it is not tied. Raises `ModelError` while `vocabulary_size` is not known.
+        """
         return self._layout
 
     @cached_property
     def _layout(self) -> Layout:
-        """Names and shapes of all parameters."""
+        """The cached value of `layout`."""
         V, D, H = self.vocabulary_size, self.embedding_size, self.hidden_size
         if V is None:
             name = type(self).__name__
@@ -93,17 +97,17 @@ class TiedModel(BaseModel):
         return Layout(tuple(shapes))
 
     def pinned(self, vocabulary_size: int | None = None) -> Self:
-        """The model with the vocabulary size of the store, if it has none of its own."""
+        """Return the model with `vocabulary_size` filled in, if it has none (see `LanguageModel.pinned`)."""
         if self.vocabulary_size is not None or vocabulary_size is None:
             return self
         return replace(self, vocabulary_size=vocabulary_size)
 
     def initial(self, seed: int) -> Tensor:
-        """The first parameters, params_P, drawn such that every product begins with a variance of about 1.
+        """Return random initial parameters [P] with which every matrix product has a variance of about 1.
 
-        Word vectors have norm 1, so the weights on them are drawn with standard deviation 1, and the weights on the H
-        numbers of the state with 1/sqrt(H). Biases are 0. After 100 rounds on the blogs corpus this gives 2.6 points
-        more accuracy than the usual 1/sqrt(fan-in) (docs/log.md, 2026-11-15)."""
+        Word vectors have norm 1, so the weights on them are drawn with standard deviation 1. The weights on the H
+        numbers of the state are drawn with standard deviation 1/sqrt(H). Biases are 0. After 100 rounds on the blogs
+        corpus, the accuracy is 2.6 points higher than with the usual 1/sqrt(fan-in) (docs/log.md, 2026-11-15)."""
         check_memory(self.layout)
         generator = torch.Generator().manual_seed(seed)
         input_size, state_scale = self.embedding_size + self.user_features, self.hidden_size**-0.5
@@ -123,21 +127,21 @@ class TiedModel(BaseModel):
         return self.layout.join(params)
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
-        """The scores of the next word at every position, [B, T, V]."""
+        """Return the scores of the next word at every position, [B, T, V] (see `LanguageModel.logits`)."""
         output_BTD, vector_VD = self.factored_logits(params, tokens_BT, features_F)
         return output_BTD @ vector_VD.mT
 
     def factored_logits(
         self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The factors of the scores: outputs [B, T, D] and word vectors [V, D]."""
+        """Return the factors of the logits: outputs [B, T, D] and word vectors [V, D]."""
         embedding_VD = self.word_vectors(params["embedding"])
         output_VD = embedding_VD if self.tied else self.word_vectors(params["output_embedding"])
         input_BTX = embedding_VD[tokens_BT]
         if self.user_features:
             assert features_F is not None, "a model with user_features needs each user's features"
             input_BTX = torch.cat([input_BTX, features_F.expand(*tokens_BT.shape, self.user_features)], dim=-1)
-        # Cast once, not at each of the T products: autocast would make T copies.
+        # Cast the weights once; autocast would make a copy for each of the T products.
         dtype = _product_dtype(input_BTX)
         weight_YG = torch.cat([params[f"{gate}_weight"].to(dtype) for gate in self.gates], dim=-1)
         bias_G = torch.cat([params[f"{gate}_bias"] for gate in self.gates], dim=-1)
@@ -146,22 +150,22 @@ class TiedModel(BaseModel):
         return hidden_BTH @ params["projection_weight"] + params["projection_bias"], output_VD
 
     def project(self, params_P: Tensor) -> Tensor:
-        """The parameters with word vectors of norm 1, if `keep_norm` or `step_norm` asks for it."""
+        """Return the parameters with word vectors of norm 1, if `unit_norm` and `keep_norm` or `step_norm` are set."""
         if not (self.unit_norm and (self.keep_norm or self.step_norm)):
             return params_P
         return self._with_unit_vectors(params_P)
 
     def project_local(self, params_P: Tensor) -> Tensor:
-        """A user's parameters after a local step, with word vectors of norm 1 if `step_norm` asks for it."""
+        """Return the parameters of a user with word vectors of norm 1, if `projects_locally`; otherwise unchanged."""
         return self._with_unit_vectors(params_P) if self.projects_locally else params_P
 
     @property
     def projects_locally(self) -> bool:
-        """Whether users project word vectors to norm 1 after each local step."""
+        """Whether users scale word vectors to norm 1 after each local step: if `unit_norm` and `step_norm` are set."""
         return self.unit_norm and self.step_norm
 
     def _with_unit_vectors(self, params_P: Tensor) -> Tensor:
-        """A copy of the parameters, [P] or one row per user, whose word vectors have norm 1."""
+        """Return a copy of the parameters, [P] or [U, P], in which the word vectors have norm 1."""
         params_P = params_P.clone()
         params = self.layout.split(params_P)
         for name in ("embedding",) if self.tied else ("embedding", "output_embedding"):
@@ -169,18 +173,18 @@ class TiedModel(BaseModel):
         return params_P
 
     def word_vectors(self, rows_VD: Tensor) -> Tensor:
-        """The vectors that a table stands for: its rows, normalised if the model has `unit_norm`."""
+        """Return the word vectors of an embedding table [V, D]: its rows, scaled to norm 1 if `unit_norm` is set."""
         return on_the_sphere(rows_VD) if self.unit_norm else rows_VD
 
 
 def _product_dtype(like: Tensor) -> torch.dtype:
-    """The precision in which matrix products are computed: that of autocast where it is on."""
+    """Return the dtype of matrix products: that of autocast if it is enabled, otherwise that of the tensor."""
     kind = like.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
 
 
 def on_the_sphere(rows_VD: Tensor) -> Tensor:
-    """Each row scaled to norm 1. `SMALLEST_SQUARE` keeps a row of zeros, and its gradient, finite."""
+    """Return the rows scaled to norm 1. `SMALLEST_SQUARE` keeps a row of zeros and its gradient finite."""
     return rows_VD / rows_VD.square().sum(dim=-1, keepdim=True).clamp(min=SMALLEST_SQUARE).sqrt()
 
 
@@ -188,27 +192,28 @@ def on_the_sphere(rows_VD: Tensor) -> Tensor:
 class TiedLSTM(TiedModel):
     """The paper's model: one LSTM whose input embedding is also its output layer.
 
-    c_t = sigmoid(f) c_(t-1) + sigmoid(i) tanh(g), h_t = sigmoid(o) tanh(c_t).
+    With the gates i, f, g, o, cell c and state h: c_t = sigmoid(f) c_(t-1) + sigmoid(i) tanh(g), h_t = sigmoid(o)
+    tanh(c_t).
 
     Args:
-        vocabulary_size: V, the number of words. Left out: that of the store, taken when a run begins (`pinned`).
+        vocabulary_size: V, the number of words. If it is left out, a run takes it from its store (`pinned`).
         embedding_size: D, the length of a word vector.
         hidden_size: H, the length of the cell's state.
-        tied: False gives the output layer an embedding of its own: a 70 % larger model for a little accuracy
-            (appendix).
-        unit_norm: Word vectors of norm 1.0, which the paper found to converge faster. They are normalised in the
-            forward pass, so that a user's clipped delta needs no projection.
-        keep_norm: With `unit_norm`, the server also projects the stored word vectors to norm 1 after the noise.
-            Otherwise their length is whatever training gives, and only their direction counts: the longer a vector, the
-            less gradients and noise turn it.
-        step_norm: With `unit_norm`, a user also projects the word vectors to norm 1 after each local step, before the
-            clip, and the server after the noise. The engine `stacked` does not support it.
-        user_features: F, the length of an optional vector about the user that is an input of the cell with each word
-            (appendix, personalization).
+        tied: Whether input and output share one embedding. False gives the output layer a separate embedding: the model
+            is 70 % larger and a little more accurate (paper, appendix).
+        unit_norm: Whether word vectors are scaled to norm 1.0, with which the paper found faster convergence. They are
+            scaled in the forward pass, so the clipped delta of a user needs no projection.
+        keep_norm: With `unit_norm`, whether the server also scales the stored word vectors to norm 1 after it has added
+            the noise. If not, the stored vectors may become longer. Only their direction matters, and gradients and
+            noise turn a longer vector less.
+        step_norm: With `unit_norm`, whether a user also scales the word vectors to norm 1 after each local step, before
+            the clip, and the server after it has added the noise. The engine `stacked` does not support it.
+        user_features: F, the number of features of a user, which are an extra input of the cell with each word (paper,
+            appendix on personalization).
 
     Raises:
-        InvalidValue: For sizes out of range.
-        ModelError: By `layout`, while `vocabulary_size` is not known.
+        InvalidValue: A size is out of range.
+        ModelError: `layout` is used while `vocabulary_size` is not known.
 
     Example:
         >>> TiedLSTM(vocabulary_size=10_000).layout.names[:3]
@@ -217,14 +222,15 @@ class TiedLSTM(TiedModel):
 
     @property
     def gates(self) -> tuple[str, ...]:
-        """The gates of an LSTM cell, in the order of the weight matrices."""
+        """The names of the gates of an LSTM cell, in the order of the layout."""
         return ("input", "forget", "cell", "output")
 
     def _unroll(self, gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
-        """Compute the state after every token with an LSTM."""
+        """Return the state after every token, [B, T, H], computed by an LSTM."""
         if gates_BTG.is_cuda and torch.is_grad_enabled():
             return lstm_states(gates_BTG, from_state_HG)
-        # All four gates are one product: of the inputs for all T at once, of the states step by step.
+        # One product computes all four gates. The products of the inputs were computed for all T steps at once; those
+        # of the states follow step by step.
         state_BH = cell_BH = torch.zeros_like(gates_BTG[:, 0, : from_state_HG.shape[0]])
         states = []
         for t in range(gates_BTG.shape[1]):
@@ -236,16 +242,19 @@ class TiedLSTM(TiedModel):
 
 
 class _LSTMStates(torch.autograd.Function):
-    """`TiedLSTM._unroll` with a backward pass of its own: the gradient of the weights is one product over all T steps.
+    """`TiedLSTM._unroll` with a faster backward pass, in which one product gives the gradient of the weights.
 
-    Autograd computes T such products and adds them up, which takes T times the memory traffic: it matters where each
-    user has weights of their own (`engines/vectorised.py`)."""
+    Autograd would compute T products, one per step, and add them up, with T times the memory traffic. This matters when
+    each user has their own weights (`engines/vectorised.py`)."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(gates_BTG: Tensor, from_state_HG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The states, and what the backward pass needs: the cells and the gates after their activations."""
+        """Return the states, and for the backward pass the cells and the gates after their activation functions.
+
+        The shapes are [B, T, H], [B, T, H] and [B, T, 4 H].
+        """
         state_BH = cell_BH = torch.zeros_like(gates_BTG[:, 0, : from_state_HG.shape[0]])
         states, cells, gates = [], [], []
         for t in range(gates_BTG.shape[1]):
@@ -260,13 +269,13 @@ class _LSTMStates(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Keep what the backward pass reads."""
+        """Save the weights on the state, the states, the cells and the gates for the backward pass."""
         ctx.save_for_backward(inputs[1], *output)
         ctx.mark_non_differentiable(output[1], output[2])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The gradients by what the gates get from the input, and by the weights on the state."""
+        """Return the gradients with respect to `gates_BTG` and `from_state_HG`."""
         from_state_HG, state_BTH, cell_BTH, gate_BTG = ctx.saved_tensors
         dtype = from_state_HG.dtype
         d_state_BH = d_cell_BH = torch.zeros_like(state_BTH[:, 0])
@@ -290,20 +299,20 @@ class _LSTMStates(torch.autograd.Function):
 
 
 def lstm_states(gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
-    """The states [B, T, H] of `TiedLSTM._unroll`.
+    """Return the states [B, T, H] of `TiedLSTM._unroll`, with the faster backward pass of `_LSTMStates`.
 
-    torch.compile cannot look into an autograd.Function under vmap: an engine that compiles calls
-    `torch.compiler.allow_in_graph` with this function first. Not here: that imports the compiler, which takes as long as
-    importing torch.
+    torch.compile cannot trace an autograd.Function under vmap, so an engine that compiles must first call
+    `torch.compiler.allow_in_graph` with this function. It is not called here because it imports the compiler, which
+    takes as long as importing torch.
     """
     return _LSTMStates.apply(gates_BTG, from_state_HG)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TiedGRU(TiedModel):
-    """The paper's model with a GRU: three gates instead of four, and no cell state.
+    """The paper's model with a GRU instead of the LSTM: three gates instead of four, and no cell state.
 
-    n = tanh(x W + b + r * (h U)), h_t = (1 - z) n + z h_(t-1).
+    With the gates r, z and n: n = tanh(x W + b + r * (h U)), h_t = (1 - z) n + z h_(t-1).
 
     The arguments are those of `TiedLSTM`, with the same defaults and errors.
 
@@ -314,11 +323,11 @@ class TiedGRU(TiedModel):
 
     @property
     def gates(self) -> tuple[str, ...]:
-        """The gates of a GRU cell, in the order of the weight matrices."""
+        """The names of the gates of a GRU cell, in the order of the layout."""
         return ("reset", "update", "new")
 
     def _unroll(self, gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
-        """Compute the state after every token with a GRU."""
+        """Return the state after every token, [B, T, H], computed by a GRU."""
         state_BH = torch.zeros_like(gates_BTG[:, 0, : from_state_HG.shape[0]])
         states = []
         for t in range(gates_BTG.shape[1]):

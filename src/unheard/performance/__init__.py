@@ -1,1 +1,1 @@
-"""How fast this machine trains (`benchmark`), and what a plan costs in machine time (`estimate`)."""
+"""Measures how fast this machine trains (`benchmark`), and estimates the machine time of a plan (`estimate`)."""

@@ -1,13 +1,13 @@
-"""Measures how fast this machine trains: user updates per second by engine, whole rounds, and the machine's limits.
+"""Measures how fast this machine trains: user updates per second of each engine, whole rounds, and hardware limits.
 
     run_benchmark(model, EngineChoice(), Settings())                   # everything that `unheard benchmark` measures
     user_updates(model, EngineChoice(), 100)["users_per_second"]       # the updates alone
     whole_rounds(model, EngineChoice(), 100)["users_per_second"]       # training, with noise and a ledger on disk
     limits(model, machine(device))                                     # what memory and arithmetic would allow
 
-Input: a model and a choice of engine. Output: plain figures, as `unheard benchmark` prints them. Users are synthetic
-(words by Zipf's law), so no corpus is needed. Rounds are real: secure noise, a ledger on disk, sampling and reading
-from a temporary store.
+Input: a model and a choice of engine. Output: dictionaries of numbers, which `unheard benchmark` prints. Users are
+synthetic (words drawn by Zipf's law), so no corpus is needed. Whole rounds do everything that training does: they
+sample from a temporary store, read it, add secure noise and charge a ledger on disk.
 """
 
 import resource
@@ -38,22 +38,22 @@ from unheard.training.run import Run, Training
 from unheard.updates.user_update import FedAvg, User
 
 LONG_TEXT, SHORT_TEXT = 1600, 80
-"""Tokens of a user: the paper's, and one local step."""
+"""Tokens per user: as in the paper, and as many as one local step takes."""
 USERS_OF_RUNS = 100
-"""Users per round where several runs are timed side by side."""
+"""Users per round when several runs are timed side by side."""
 EVALUATION = Evaluation()
-"""The evaluations of a training run by default, which are the paper's."""
+"""The default evaluations of a training run: every 20 rounds on 75,000 tokens, as in the paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Measured limits of a machine.
+    """The measured hardware limits of a machine.
 
     Attributes:
         device: The name of the device.
-        bytes_per_second: Memory bandwidth, from copying a large array.
-        float32_per_second: Floating-point operations per second in a large matrix product.
-        bfloat16_per_second: The same in bfloat16.
+        bytes_per_second: Memory bandwidth, measured by copying a large array; a copied byte counts twice (read, write).
+        float32_per_second: Floating-point operations per second in a large matrix product in float32.
+        bfloat16_per_second: Floating-point operations per second in a large matrix product in bfloat16.
     """
 
     device: str
@@ -64,15 +64,17 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a benchmark measures. None stands for a default that depends on the device.
+    """What a benchmark measures. None selects a default that depends on the device.
 
     Args:
-        engines: The engines that compute user updates.
-        precisions: Their precisions; None for both on a GPU and float32 on a CPU.
-        users: Numbers of users that the engine gets at a time; None for 100 and 1,024 on a GPU, 4 on a CPU.
-        rounds: Users per round of whole rounds with long texts, 0 for none; None for 100 and 1,250 on a GPU, 4 on a CPU.
-        short: The same with texts of one local step; None for 1,000 and 5,000 on a GPU, none on a CPU.
-        runs: How many runs to train side by side, 0 for none; None for 16 on a GPU, none on a CPU.
+        engines: The engines whose user updates are timed.
+        precisions: The precisions to compare; None for bfloat16 and float32 on a GPU, float32 on a CPU.
+        users: The cohort sizes for user updates; None for 100 and 1,024 on a GPU, 4 on a CPU.
+        rounds: The numbers of users per round for whole rounds with 1,600 tokens per user; None for 100 and 1,250 on a
+            GPU, 4 on a CPU; 0 skips this measurement.
+        short: The numbers of users per round for whole rounds with 80 tokens per user (one local step); None for 1,000
+            and 5,000 on a GPU, and to skip this measurement on a CPU.
+        runs: How many runs to train side by side; None for 16 on a GPU, 0 on a CPU; 0 skips this measurement.
         noise: The noise of whole rounds.
     """
 
@@ -85,7 +87,7 @@ class Settings:
     noise: Noise = GaussianNoise(noise_multiplier=1.0)
 
     def for_device(self, device: torch.device) -> "Settings":
-        """Return these settings with the defaults of a device filled in."""
+        """Return these settings with each None replaced by the default for the device."""
         on_gpu = device.type == "cuda"
         return replace(
             self,
@@ -109,14 +111,15 @@ def run_benchmark(
 
     Args:
         model: The model to train.
-        choice: The device; the engine and the precision are those of the settings.
+        choice: The device, and the engine for whole rounds. For user updates `settings` names engines and precisions.
         settings: What to measure.
         begin: Called with the title of each measurement before it starts.
-        report: Called with the title and the figures of each measurement of speed when it ends.
+        report: Called at the end of each measurement of speed, with its title and result.
 
     Returns:
-        A record for JSON: `machine`, `parameters`, and the rows of `updates` (`user_updates`, with the shares of the
-        limits) and of `rounds` (`whole_rounds`).
+        A record that JSON can hold: `machine`; `parameters`, the number of the model's parameters; `updates`, the
+        results of `user_updates`, with the speed as a share of each hardware limit; `rounds`, the results of
+        `whole_rounds`.
     """
     device = choice.torch_device()
     settings = settings.for_device(device)
@@ -153,21 +156,21 @@ def run_benchmark(
 
 
 def _choices(choice: EngineChoice, kinds: Sequence[str], precisions: Sequence[str]) -> Iterator[EngineChoice]:
-    """Yield the engines to compare: each kind, with each precision if it has several."""
+    """Yield the engines to compare. Kinds that support several precisions are combined with each precision."""
     for kind in kinds:
         for precision in precisions if kind in ("auto", "stacked") else ("auto",):
             yield replace(choice, kind=kind, precision=precision)
 
 
 def _rounds_of_few_seconds(device: torch.device, users: int, tokens: int, runs: int) -> int:
-    """Return how many rounds to time, so that a measurement takes seconds and not minutes."""
+    """Return a number of rounds such that a measurement takes seconds, not minutes."""
     if device.type != "cuda":
         return 4
     return 20 if runs > 1 else max(4, 16_000_000 // tokens // users)
 
 
 def machine(device: torch.device) -> Machine:
-    """Measure the memory bandwidth and the matrix products of a device, in about a second."""
+    """Measure the memory bandwidth of a device and its speed in matrix products. Takes about a second."""
     size = 4096 if device.type == "cuda" else 1024
     source = torch.empty(2**28 if device.type == "cuda" else 2**25, device=device)
     target = torch.empty_like(source)
@@ -188,17 +191,19 @@ def machine(device: torch.device) -> Machine:
 def user_updates(
     model: LanguageModel, choice: EngineChoice, num_users: int, *, tokens: int = 1600, seconds: float = 3.0
 ) -> dict[str, Any]:
-    """Time the paper's user update: batches of 8, unroll 10, one epoch, clipped after every step.
+    """Time the paper's user update: batches of 8 windows, unroll 10, one epoch, a clip after every step.
 
     Args:
         model: The model to train.
         choice: The engine and the device.
         num_users: Users in the cohort.
-        tokens: Tokens of each user (the paper's 1,600).
-        seconds: The least total time to measure.
+        tokens: Tokens of each user (1,600 in the paper).
+        seconds: Repeat the measurement until it has taken this long in total.
 
     Returns:
-        The engine, users and tokens per second, and the peak memory in bytes.
+        `engine`, `precision` and `users` describe the measurement. `users_per_second` and `tokens_per_second` are
+        computed from the median time. `bytes_per_number` is 2 for bfloat16, else 4. `peak_memory_bytes` is the peak of
+        this measurement on a GPU; on a CPU it is the peak of the whole process so far.
     """
     engine, plan = choice.build(model), benchmark_plan(num_users).at(0, model.layout)
     users = list(synthetic_users(model.vocabulary_size, num_users, tokens))
@@ -206,10 +211,10 @@ def user_updates(
     _forget_peak(engine.device)
 
     def update() -> None:
-        """Compute the sum of the cohort and wait for it."""
+        """Compute the sum of the cohort's updates and wait until it is in CPU memory."""
         engine.sum_updates(params_P, users, plan, reproducible_generator(0)).units_P.cpu()
 
-    update()  # compiles and fills caches
+    update()  # the first call compiles kernels and fills caches, so it is not timed
     each = _seconds(update, engine.device, seconds)
     return {
         "engine": type(engine).__name__,
@@ -223,16 +228,20 @@ def user_updates(
 
 
 def limits(model: LanguageModel, device: Machine, bytes_per_number: int = 4, *, tokens: int = 1600) -> dict[str, float]:
-    """Users per second if only memory bandwidth, or only arithmetic, were the limit.
+    """Compute the users per second that the memory bandwidth alone, and the arithmetic alone, would allow.
 
-    At every local step each parameter is read twice and written once, and takes part in three products with each of the
-    80 positions of a batch (the embedding in the output layer, every other parameter once).
+    The model of the computation: at every local step each parameter is read twice and written once, and takes part in
+    three products (one forward, two backward) with each of the 80 positions of a batch. The embedding does so in the
+    output layer only.
 
     Args:
         model: The model.
         device: The measured limits of the machine.
         bytes_per_number: 2 for bfloat16, 4 for float32.
         tokens: Tokens of each user.
+
+    Returns:
+        Users per second: `memory` and `arithmetic`.
     """
     steps, positions = tokens / 80, 80
     moved = 3 * model.layout.total * bytes_per_number * steps
@@ -252,21 +261,24 @@ def whole_rounds(
     noise: Noise = GaussianNoise(noise_multiplier=1.0),
     is_evaluated: bool = False,
 ) -> dict[str, Any]:
-    """Time training itself: rounds of one or several runs on synthetic users, with everything that a round does.
+    """Time the rounds of one or several real training runs on synthetic users.
+
+    Before the measurement, three warm-up rounds compile kernels and fill caches (20 rounds if `is_evaluated`).
 
     Args:
         model: The model to train.
         choice: The engine and the device.
-        users_per_round: Expected users in a round.
-        runs: Runs that train at the same time.
-        rounds: Rounds to time; three more run first, to compile and to fill caches (20 if `is_evaluated`).
-        tokens: Tokens of each user; 80 are one local step.
+        users_per_round: Expected users per round.
+        runs: How many runs train at the same time.
+        rounds: Rounds of each run after the warm-up. The last is not timed, because it evaluates and saves.
+        tokens: Tokens of each user; 80 tokens are one local step.
         noise: The noise of a round.
-        is_evaluated: Whether each run is evaluated on 75,000 tokens every 20 rounds, as in the paper. `rounds` is then
-            rounded up to a multiple of 20.
+        is_evaluated: Whether each run is evaluated on 75,000 tokens every 20 rounds, as in the paper. The number of
+            timed rounds is then `rounds`, rounded up to a multiple of 20.
 
     Returns:
-        Users and rounds per second, over all runs.
+        `users_per_second` and `rounds_per_second`, summed over all runs; and `users_per_round`, `tokens_per_user` and
+        `runs_at_once`, which describe the measurement.
     """
     with tempfile.TemporaryDirectory() as folder:
         population = max(4000, 4 * users_per_round)
@@ -287,7 +299,7 @@ def whole_rounds(
         began, ended = 0.0, 0.0
         device = choice.torch_device()
         for _, report in reports:
-            # The last round evaluates and saves; it is not measured.
+            # The clock stops before the last round, which also evaluates and saves.
             if report.round == warm_up:
                 began = _now(device)
             if report.round == rounds + warm_up - 1:
@@ -303,7 +315,15 @@ def whole_rounds(
 
 
 def _synthetic_store(path: Path, vocabulary_size: int, population: int, tokens: int, held_out: int) -> Path:
-    """A store of synthetic users, and of `held_out` held-out users of 200 tokens."""
+    """Write a store of synthetic users and return its path.
+
+    Args:
+        path: The folder to create.
+        vocabulary_size: The number of token ids, BOS, EOS and UNK included.
+        population: The number of training users.
+        tokens: Tokens of each training user.
+        held_out: The number of held-out users; each has 200 tokens.
+    """
     store = write_store(
         path,
         train=[user.tokens for user in synthetic_users(vocabulary_size, population, tokens)],
@@ -315,15 +335,16 @@ def _synthetic_store(path: Path, vocabulary_size: int, population: int, tokens: 
 
 
 def _is_coarse(choice: EngineChoice) -> bool:
+    """Whether the engine computes in bfloat16, which "auto" selects on a GPU."""
     return choice.precision == "bfloat16" or (choice.precision == "auto" and choice.torch_device().type == "cuda")
 
 
 def benchmark_plan(users_per_round: int, population: int | None = None) -> Plan:
-    """The paper's plan for a cohort of this size: FedAvg, a flat clip of 15, noise with z = 1.
+    """Return a plan as in the paper, for cohorts of this size: FedAvg, a flat clip with S = 15, noise with z = 1.
 
     Args:
         users_per_round: Expected users per round.
-        population: The declared population; None for ten times as many.
+        population: The declared population; None for ten times `users_per_round`.
     """
     return Plan(
         population=population or 10 * users_per_round,
@@ -335,12 +356,12 @@ def benchmark_plan(users_per_round: int, population: int | None = None) -> Plan:
 
 
 def synthetic_users(vocabulary_size: int, count: int, tokens: int) -> Iterator[User]:
-    """Yield users with words by Zipf's law. Their first token is BOS, so that each has exactly `tokens` targets.
+    """Yield users whose words are drawn by Zipf's law. The users are the same at each call.
 
     Args:
         vocabulary_size: The number of token ids, BOS, EOS and UNK included.
         count: The number of users.
-        tokens: Targets of each user.
+        tokens: The number of targets of each user. BOS comes before them and is not counted.
     """
     rng = np.random.default_rng(0)
     share = 1 / np.arange(1, vocabulary_size - 2)
@@ -351,7 +372,10 @@ def synthetic_users(vocabulary_size: int, count: int, tokens: int) -> Iterator[U
 
 
 def _seconds(work: Any, device: torch.device, at_least: float = 0.3) -> float:
-    """The median time of at least three calls that together take at least `at_least` seconds."""
+    """Return the median time of one call, in seconds.
+
+    The function is called once without timing, and then at least three times and for at least `at_least` seconds.
+    """
     work()
     taken: list[float] = []
     while len(taken) < 3 or sum(taken) < at_least:
@@ -362,6 +386,7 @@ def _seconds(work: Any, device: torch.device, at_least: float = 0.3) -> float:
 
 
 def _now(device: torch.device) -> float:
+    """Return the time in seconds, after all work queued on the device is done."""
     finish(device)
     return time.perf_counter()
 
@@ -372,6 +397,7 @@ def _forget_peak(device: torch.device) -> None:
 
 
 def _peak(engine: Engine) -> int:
+    """Return the peak memory in bytes: of the GPU since `_forget_peak`, or of this process since it started."""
     if engine.device.type == "cuda":
         return torch.cuda.max_memory_allocated(engine.device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

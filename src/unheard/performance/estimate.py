@@ -1,12 +1,12 @@
-"""The machine time of a plan: its user updates divided by a measured number of users per second.
+"""Estimates the machine time of a plan: the number of its user updates divided by a measured number per second.
 
     speeds = nearest_rounds(measured_speeds(), users_per_round=1000)
     cost_of(speeds[0], rounds=1000, users_per_round=1000, hour_price=3.0)      # .hours, .price
 
 Input: rounds, users per round, and a measured speed with its source. Output: hours, and the price if the caller gives
-the price of an hour. Speeds come with the package (speeds.toml, which benchmarks/speeds.py makes from
-benchmarks/results) or from `unheard benchmark --json` on the user's own machine. The package contains no prices and no
-speeds of machines that were not measured.
+the price per hour. Speeds are read from the package (speeds.toml, which benchmarks/speeds.py generates from
+benchmarks/results) or from the output of `unheard benchmark --json` on your own machine. The package contains no
+prices, and no speeds of machines that were not measured.
 """
 
 import json
@@ -21,7 +21,7 @@ from unheard.config import require, require_positive
 from unheard.errors import InvalidValue
 
 LONG_TEXT = 1600
-"""Tokens per user of the rounds that a cost is estimated from."""
+"""Tokens per user, as in the paper. `speeds_from` ignores benchmarks with another number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +33,15 @@ class Speed:
         engine: The engine and its precision.
         model: The model, in words.
         users_per_round: The size of the cohorts that were measured.
-        users_per_second: The result.
-        source: The file that the figure is from.
-        of: What was timed: whole rounds, or the user updates alone.
+        users_per_second: The measured speed.
+        source: The file that reports the measurement.
+        of: What was timed: whole rounds, or only a part of a round, such as the user updates.
         is_gpu: Whether the device is a GPU; a price per GPU hour applies only then.
-        parameters: The number of the model's parameters, if known.
-        tokens_per_user: The tokens of each user, if known.
+        parameters: The number of the model's parameters; None if unknown.
+        tokens_per_user: The number of tokens of each user; None if unknown.
+
+    Raises:
+        InvalidValue: `users_per_round` or `users_per_second` is not above 0.
     """
 
     device: str
@@ -61,11 +64,11 @@ class Cost:
     """The machine time of a plan on machines of one kind.
 
     Attributes:
-        speed: The measured speed that the estimate rests on.
+        speed: The measured speed from which the estimate is computed.
         machines: How many machines share the work.
-        machine_hours: Hours of all machines together.
-        hours: Hours from start to end.
-        price: machine_hours times the price of an hour; None if no price was given, or on a CPU.
+        machine_hours: The hours of all machines together.
+        hours: The hours from start to end.
+        price: `machine_hours` times the price per hour; None if no price was given, or if the device is a CPU.
     """
 
     speed: Speed
@@ -76,11 +79,11 @@ class Cost:
 
     @property
     def measured(self) -> str:
-        """What the speed was measured on, in words."""
+        """A description of the measurement, for example "whole rounds of 100 users"."""
         return f"{self.speed.of} of {self.speed.users_per_round:,g} users"
 
     def record(self) -> dict[str, Any]:
-        """The machine time and the speed that it rests on, as data for JSON."""
+        """Return the estimate, and the speed from which it is computed, as values that JSON can hold."""
         return {
             "device": self.speed.device,
             "engine": self.speed.engine,
@@ -104,14 +107,15 @@ def costs_on_measured_machines(
     efficiency: float = 1.0,
     gpu_hour_price: float | None = None,
 ) -> list[Cost]:
-    """The machine time of a plan on each device and with each engine that was measured, fastest first.
+    """Estimate the machine time of a plan for each measured combination of device, engine and model, fastest first.
 
     Args:
-        speeds: Measured speeds: `measured_speeds`, or `speeds_from` a benchmark of one's own.
+        speeds: Measured speeds, from `measured_speeds` or `speeds_from`.
         rounds: Rounds of the plan.
-        users_per_round: Expected users per round. Of each device, the speed at the most similar number is taken.
+        users_per_round: Expected users per round. If a combination was measured with several cohort sizes,
+            `nearest_rounds` selects one.
         gpus: How many GPUs share the work. A CPU is always one machine.
-        efficiency: As for `cost_of`, for GPUs.
+        efficiency: The efficiency of several GPUs, see `cost_of`. It does not apply to a CPU.
         gpu_hour_price: The price of one GPU for one hour, in any currency.
 
     Raises:
@@ -139,7 +143,7 @@ def cost_of(
     efficiency: float = 1.0,
     hour_price: float | None = None,
 ) -> Cost:
-    """The machine time of a plan.
+    """Estimate the machine time of a plan at one measured speed.
 
     >>> figures = dict(users_per_round=100, users_per_second=1000, source="a benchmark")
     >>> speed = Speed(device="a GPU", engine="stacked", model="LSTM", **figures)
@@ -149,10 +153,10 @@ def cost_of(
     Args:
         speed: A measured speed.
         rounds: Rounds of the plan.
-        users_per_round: Expected users in a round.
+        users_per_round: Expected users per round.
         machines: How many machines share the work.
-        efficiency: The fraction of `machines` times the speed of one machine that they reach together, in (0, 1].
-        hour_price: The price of one machine for one hour, in any currency.
+        efficiency: The joint speed of all machines, divided by `machines` times the speed of one; in (0, 1].
+        hour_price: The price of one machine for one hour, in any currency; ignored for a CPU.
 
     Raises:
         InvalidValue: A value is out of its range.
@@ -168,18 +172,18 @@ def cost_of(
 
 
 def measured_speeds() -> list[Speed]:
-    """The speeds that come with the package."""
+    """Return the speeds in speeds.toml, which is part of the package."""
     text = resources.files("unheard.performance").joinpath("speeds.toml").read_text(encoding="utf-8")
     return [Speed(**table) for table in tomllib.loads(text)["speed"]]
 
 
 def speeds_from(path: Path) -> list[Speed]:
-    """The speeds of whole rounds in the output of `unheard benchmark --json`.
+    """Read the speeds of whole rounds from a file with the output of `unheard benchmark --json`.
 
-    Those of several runs at once and of short texts are left out.
+    Only rounds of a single run with 1,600 tokens per user are returned.
 
     Raises:
-        InvalidValue: The file cannot be read, is not such an output, or holds no whole rounds.
+        InvalidValue: The file cannot be read, is not the output of this command, or has no such rounds.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -193,7 +197,7 @@ def speeds_from(path: Path) -> list[Speed]:
         raise InvalidValue(f"Cannot read --speed-from {path}: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError, InvalidValue, RecursionError):
         raise InvalidValue(
-            f"{path} is not what `unheard benchmark --json` prints. Write it anew: unheard benchmark --json > "
+            f"{path} is not the output of `unheard benchmark --json`. Write it again: unheard benchmark --json > "
             f"{path.name}"
         ) from None
     if not rows:
@@ -202,10 +206,10 @@ def speeds_from(path: Path) -> list[Speed]:
 
 
 def _from_benchmark(row: dict[str, Any], machine: str, parameters: int, path: Path) -> Speed:
-    """Speed that a row of the benchmark file states."""
+    """Return the speed of one row of `rounds` in the output of a benchmark."""
     return Speed(
         device=machine,
-        engine="as chosen there",
+        engine="as in the benchmark",
         model=f"{parameters:,} parameters",
         users_per_round=float(row["users_per_round"]),
         users_per_second=float(row["users_per_second"]),
@@ -217,9 +221,10 @@ def _from_benchmark(row: dict[str, Any], machine: str, parameters: int, path: Pa
 
 
 def nearest_rounds(speeds: Sequence[Speed], users_per_round: float) -> list[Speed]:
-    """For each device and engine the speed that was measured with the most similar cohort size, fastest first.
+    """Select one speed for each combination of device, engine and model, and return them, fastest first.
 
-    The most similar size is the largest that is not larger than `users_per_round`; if there is none, the smallest.
+    Of several measured cohort sizes, the largest that does not exceed `users_per_round` is selected. If all are larger,
+    the smallest is selected.
 
     Args:
         speeds: Measured speeds.

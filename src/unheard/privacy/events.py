@@ -1,19 +1,20 @@
-"""Events: what happened to the users' data, reduced to the numbers that its privacy cost depends on.
+"""Events: what was done to the users' data, as the numbers that the privacy cost depends on.
 
-In: numbers that the mechanism decided (q, z). Out: frozen events, which the ledger keeps and the accountants read. An
-event says nothing about the data: it can be written before anything is drawn.
+Input: numbers that the mechanism fixes (q, z). Output: frozen events, which the ledger stores and the accountants read.
+An event does not depend on the data, so it can be written before a cohort is drawn. `RoundPlan.event` creates the
+events of rounds (mechanism/plan.py).
 
     PoissonGaussian      one round: every user takes part with probability q, noise z   (paper: Algorithm 1, Theorem 1)
     ExampleGaussian      one round: every example is drawn with probability q, noise z  (Charles et al. 2024)
-    DistributedGaussian  the same with noise that the nodes add, so that it also hides users from the server
-    CorrelatedGaussian   one round with correlated noise; the first of a block of rounds costs, the others nothing
+    DistributedGaussian  one round whose noise the nodes add, so that it also hides users from the server
+    CorrelatedGaussian   one round with correlated noise; the first round of a block is charged, the others are free
     Gaussian             one release in which every user takes part                     (private vocabulary)
     FailureProbability   with probability delta there is no guarantee                   (private vocabulary)
     NonPrivate           a release without noise: epsilon is infinite
     Selection            the best of a random number of runs                            (private tuning)
 
-A round of Algorithm 1 is the sampled Gaussian mechanism with noise multiplier z (Mironov, Talwar and Zhang 2019). The
-idea of events as data, separate from the accountants, is dp-accounting's `DpEvent`.
+A round of Algorithm 1 is the sampled Gaussian mechanism with noise multiplier z (Mironov, Talwar and Zhang 2019).
+Events are data, separate from the accountants, as in dp-accounting's `DpEvent`.
 
 >>> to_record(PoissonGaussian(sampling_prob=0.01, noise_multiplier=1))
 {'kind': 'poisson_gaussian', 'sampling_prob': 0.01, 'noise_multiplier': 1.0}
@@ -38,7 +39,7 @@ class PoissonGaussian:
         noise_multiplier: z, 0 or more: the standard deviation of the noise, in units of the sensitivity.
 
     Raises:
-        InvalidValue: A value is out of range or no finite number.
+        InvalidValue: A value is out of range or not a finite number.
     """
 
     sampling_prob: float
@@ -50,12 +51,13 @@ class PoissonGaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleGaussian:
-    """One round in which examples are drawn, not users; the guarantee is still for a user with all their examples.
+    """One round in which examples are drawn, not users. The guarantee is still for a user with all their examples.
 
-    A user has at most G examples, and each is drawn with probability q, so the number that is drawn is at most a
-    binomial variable. If i of them are drawn, the user moves the sum by at most i times the bound of one example: the
-    round is a mixture of Gaussian mechanisms with sensitivities 0 to G (Charles et al., "Fine-Tuning Large Language
-    Models with User-Level Differential Privacy", 2024; Choquette-Choo et al. 2024 for the mixture). Only PLD bounds it.
+    A user has at most G examples, and each is drawn with probability q, so the number of the user's examples that are
+    drawn is at most a binomial variable. If i of them are drawn, the user moves the sum by at most i times the bound of
+    one example. The round is therefore a mixture of Gaussian mechanisms with sensitivities 0 to G (Charles et al.,
+    "Fine-Tuning Large Language Models with User-Level Differential Privacy", 2024; Choquette-Choo et al. 2024 for the
+    mixture). Only the accountant `pld` has a bound for it.
 
     Args:
         sampling_prob: q, in (0, 1]: every example is drawn with this probability, independently of all others.
@@ -63,7 +65,7 @@ class ExampleGaussian:
         noise_multiplier: z, 0 or more: the standard deviation of the noise, in units of the bound of one example.
 
     Raises:
-        InvalidValue: A value is out of range or no finite number.
+        InvalidValue: A value is out of range or not a finite number.
     """
 
     sampling_prob: float
@@ -83,13 +85,13 @@ class ExampleGaussian:
 class DistributedGaussian(PoissonGaussian):
     """One round whose noise the nodes add before secure aggregation (mechanism/noise.py).
 
-    Against readers of the models it costs what `PoissonGaussian` costs. The server knows who was drawn, so against the
-    server it costs what `Gaussian` costs (`against_server`).
+    Against a reader of the models the round costs as much as a `PoissonGaussian`. The server knows which users were
+    drawn, so against the server the round costs as much as a `Gaussian` (`against_server`).
 
     Args:
         sampling_prob: q, as in `PoissonGaussian`.
-        noise_multiplier: z of the noise of `min_parties` nodes together.
-        min_parties: The smallest number of nodes whose sum is ever seen.
+        noise_multiplier: z of the sum of the noise of `min_parties` nodes.
+        min_parties: The smallest number of nodes whose sum the server can see. A sum over fewer nodes is never opened.
     """
 
     min_parties: int
@@ -104,14 +106,16 @@ class DistributedGaussian(PoissonGaussian):
 class CorrelatedGaussian:
     """One round with correlated noise (docs/correlated-noise.md).
 
-    The rounds of a mechanism are numbered from 0, rounds that a crash made void included. Rounds j * block to
-    (j + 1) * block - 1 are together one release of noise multiplier z, in which every user takes part with probability
-    q at most once. The first of them is charged for all; the others cost nothing.
+    The rounds of a mechanism are numbered from 0; a round that was lost in a crash keeps its number. Rounds j * block
+    to (j + 1) * block - 1 are together one release with noise multiplier z, in which each user takes part at most once,
+    with probability q. The charge of the first round of a block covers the block; the other rounds cost nothing.
 
     Args:
-        sampling_prob: q, in (0, 1]: of the users whose turn it is. 1 if no sampling is assumed.
-        noise_multiplier: z, 0 or more: the noise of C X + z, in units of its sensitivity.
-        block: The number of rounds that one charge covers: b groups, or all T rounds of a BLT mechanism.
+        sampling_prob: q, in (0, 1]: the probability that a user of the group whose turn it is takes part; 1 if the
+            accounting assumes no sampling.
+        noise_multiplier: z, 0 or more: the standard deviation of the noise that is added to C X, in units of the
+            sensitivity of C X.
+        block: The number of rounds that one charge covers: b, the number of groups, or all T rounds of a BLT mechanism.
         index: The number of the round in its mechanism, from 0.
     """
 
@@ -144,9 +148,9 @@ class Gaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureProbability:
-    """A release that with probability at most delta has no guarantee: the threshold of a private vocabulary.
+    """A release that has no guarantee with probability at most delta: the threshold of a private vocabulary.
 
-    It costs what a (0, delta)-private release costs: delta for one user, and nothing else.
+    It costs as much as a (0, delta)-private release: delta for one user, and no epsilon.
 
     Args:
         delta: In [0, 1].
@@ -175,14 +179,14 @@ class NonPrivate:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The best of a random number of runs is released; nothing of the other runs is, nor their number.
+    """The release of the best of a random number of runs. Neither the other runs nor their number are released.
 
     Literature: Papernot and Steinke, "Hyperparameter Tuning with Rényi Differential Privacy" (2022).
 
     Args:
         sampling_prob: q of every round of every run.
         noise_multiplier: z of every round of every run.
-        rounds: The number of rounds of a run.
+        rounds: The number of rounds of each run.
         mean_trials: The mean of the distribution that the number of runs is drawn from, at least 1.
         drawn_from: "geometric" (1, 2, ...) or "poisson" (0, 1, ...).
     """
@@ -218,7 +222,7 @@ Event = (
 )
 
 Counts = tuple[tuple[Event, int], ...]
-"""Events and how often each happened, as the accountants take them."""
+"""Pairs of an event and the number of times it happened: the input of the accountants."""
 
 KINDS: dict[str, type] = {
     "poisson_gaussian": PoissonGaussian,
@@ -235,15 +239,16 @@ _FIELDS = {kind: {f.name for f in dataclasses.fields(cls)} for kind, cls in KIND
 
 
 def has_rounds(events: Iterable[Event]) -> bool:
-    """Whether users' text has trained a model in these events. A vocabulary alone is no round."""
+    """Whether the events include training on users' text. The events of a private vocabulary alone do not."""
     return any(not isinstance(event, Gaussian | FailureProbability) for event in events)
 
 
 def accounted(event: Event) -> Event | None:
-    """The event that the accountants charge for: itself, or for a round with correlated noise its block's release.
+    """Return the event that the accountants count.
 
     Returns:
-        None for a round that its block's first round has paid for.
+        The event itself, except for a round with correlated noise: the release of the whole block for the first round
+        of a block, and None for the other rounds, which that charge covers.
 
     >>> rounds = [CorrelatedGaussian(sampling_prob=0.2, noise_multiplier=1, block=3, index=i) for i in range(4)]
     >>> [accounted(event) is not None for event in rounds]
@@ -259,22 +264,22 @@ def accounted(event: Event) -> Event | None:
 
 
 def to_record(event: Event) -> dict[str, Any]:
-    """Turn an event into a plain dictionary, its kind first, as the ledger keeps it."""
+    """Return an event as a plain dictionary for the ledger, with its kind as the first key."""
     return {"kind": _KIND_OF[type(event)], **vars(event)}
 
 
 def from_record(record: Mapping[str, Any]) -> Event:
-    """Turn a record of the ledger back into its event.
+    """Return the event of a record that `to_record` made.
 
     Raises:
         LedgerError: The kind or a key is unknown, a key is missing, or a value is out of range. The cost of such an
-            event is unknown, so it is never skipped.
+            event is unknown, so the function raises an error and does not skip it.
     """
     if not isinstance(record, Mapping):
         raise LedgerError(f"An event must be a table with a 'kind', not {record!r}.")
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        # DP: an event that this version does not know has an unknown cost; to skip it would be to under-count.
+        # DP: an event that this version does not know has an unknown cost; skipping it would under-count.
         raise LedgerError(
             f"Unknown event kind {kind!r}.{nearest(str(kind), KINDS)} Read it with the version that wrote it."
         )
@@ -285,11 +290,14 @@ def from_record(record: Mapping[str, Any]) -> Event:
     try:
         return KINDS[kind](**values)
     except InvalidValue as error:
-        raise LedgerError(f"An event of kind '{kind}' cannot be: {error}") from None
+        raise LedgerError(f"An event of kind '{kind}' has an invalid value: {error}") from None
 
 
 def against_server(event: Event) -> Event:
-    """The same event as the server of a federated run sees it, which knows who was drawn.
+    """Return the event that bounds what the server of a federated run learns. The server knows which users were drawn.
+
+    A round without noise from the nodes is not private against the server, because the server adds the noise itself.
+    Events that are not rounds, such as those of a vocabulary, are returned unchanged.
 
     >>> against_server(DistributedGaussian(sampling_prob=0.01, noise_multiplier=2.0, min_parties=10))
     Gaussian(noise_multiplier=2.0)
@@ -303,16 +311,19 @@ def against_server(event: Event) -> Event:
 
 
 def _check_sampling_and_noise(event: Any) -> None:
-    """Check q and z of an event."""
+    """Store q and z of an event as floats. Raises `InvalidValue` if one of them is out of range."""
     _set_number(event, "sampling_prob")
     _set_number(event, "noise_multiplier")
-    # DP: a probability above 1 or a negative z would be accounted as something that cannot have happened.
+    # DP: a probability above 1 or a negative z is impossible, and a cost that is computed from it means nothing.
     require(0 < event.sampling_prob <= 1, f"sampling_prob must be in (0, 1], not {event.sampling_prob}.")
     require(event.noise_multiplier >= 0, f"noise_multiplier must be 0 or more, not {event.noise_multiplier}.")
 
 
 def _set_number(event: Any, name: str) -> None:
-    """Store the field as a plain finite float, so that 1 and 1.0 are one event and read back as they were written."""
+    """Store a field as a plain float, so that 1 and 1.0 give equal events and equal lines in the ledger.
+
+    Raises `InvalidValue` if the value is not a finite number.
+    """
     value = getattr(event, name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     require(is_number and math.isfinite(value), f"{name} must be a finite number, not {value!r}.")

@@ -1,29 +1,31 @@
 """The ledger of a run: the events that the run was charged for, in an append-only file of hash-chained lines.
 
-This module implements "charge before release" for one run: the event of a round is on disk before the round's cohort is
-drawn (docs/privacy.md; paper: the composition over rounds of Theorem 1 counts every round that was started). A crash
-can leave an event without a model, never a model without its event. The statement of a run is computed from its ledger.
+This module implements "charge before release" for one run: the event of a round is on disk before the cohort of the
+round is drawn (docs/privacy.md; paper: the composition over rounds of Theorem 1 counts every round that was started).
+After a crash there can be an event without a model, but never a model without its event. The statement of a run is
+computed from its ledger.
 
     ledger = Ledger.create("runs/first/ledger.jsonl", {"population": 763_430, "delta": 1e-9})
     ledger.charge(PoissonGaussian(sampling_prob=0.0065, noise_multiplier=1.0), round=0)
     Ledger.read("runs/first/ledger.jsonl").events
 
-In: the public facts of a run, then one event per attempted round. Out: the events that happened, in order. A checkpoint
-remembers `(len(ledger), ledger.head)`; on resume `ledger.contains(length, head)` shows that nothing was cut off since.
+Input: the public facts of a run, then one event per attempted round. Output: the events that happened, in order. A
+checkpoint stores `(len(ledger), ledger.head)`; on resume `ledger.contains(length, head)` shows that no entry was
+removed since.
 
-**The file.** `ChainedFile` is also the file of the population's ledger (`population_ledger.py`), where several writers
-take turns under a lock. A line is the JSON of its record with one more key at the end, `hash`: the SHA-256 of the hash
-of the line before and of the bytes of the record. The hash covers the bytes as they stand in the file, so nothing has
-to be normalised. The first line, the header, names the kind of ledger and its public facts; the hash before it is the
-empty string.
+**The file.** `ChainedFile` reads and writes the file. The population's ledger (`population_ledger.py`) uses it too,
+with several writers that take turns under a lock. A line is the JSON of its record with one more key at the end,
+`hash`: the SHA-256 of the hash of the previous line and of the bytes of the record. The hash covers the bytes as they
+are in the file, so the JSON needs no normal form. The first line, the header, names the kind of ledger and its public
+facts; its previous hash is the empty string.
 
     {"ledger":"unheard-ledger-1","facts":{"population":1000},"hash":"2c52..."}
     {"round":0,"event":{"kind":"poisson_gaussian","sampling_prob":0.01,"noise_multiplier":1.0},"hash":"f301..."}
 
-A ledger that was edited, reordered or shortened is an error and never a cheaper ledger. A hash chain is no signature:
-anyone who can write the file can write all of it anew. Checkpoints therefore remember a length and a hash, and
-`contains(length, hash)` shows that the file has only grown since. The construction is the linked time-stamping of Haber
-and Stornetta, "How to Time-Stamp a Digital Document" (1991).
+Reading a ledger that was edited or reordered raises an error, so such a change never makes a run look cheaper. A hash
+chain is not a signature: anyone who can write the file can replace all of it, or cut it at the end of a line.
+Checkpoints therefore store a length and a hash, and `contains(length, hash)` shows that the file has only grown since.
+The construction is the linked time-stamping of Haber and Stornetta, "How to Time-Stamp a Digital Document" (1991).
 """
 
 import contextlib
@@ -46,14 +48,14 @@ _SEAL = b',"hash":"'  # then 64 hex digits, then the end of the line
 _SEAL_LENGTH = len(_SEAL) + 64 + len(b'"}')
 _WHOLE_SEAL = re.compile(re.escape(_SEAL) + rb'[0-9a-f]{64}"}')
 LOCK_WAIT_SECONDS = 60.0
-"""How long to wait for another process, which holds the lock only while it writes one line."""
+"""How long to wait for the lock of a ledger. Another process holds the lock only while it writes a line."""
 
 RECORD = "ledgers.json"
-"""The file of a store that says which ledgers it was charged in."""
+"""The name of the file in a store that lists the ledgers to which runs on the store were charged."""
 DIGESTS = "digests.json"
-"""The file of a store with the digests of its other files."""
+"""The name of the file in a store that has the digests of its other files."""
 NO_LEDGERS: dict[str, Any] = {"known": {}, "continues": None}
-"""The content of `RECORD` of a new store, which was charged in no ledger yet."""
+"""The content of the file `RECORD` in a new store, before any run was charged."""
 
 RESTORE = (
     "The file was changed after it was written: put back an untouched copy, or count the run as not accounted for."
@@ -61,17 +63,17 @@ RESTORE = (
 
 
 def seal(record: Mapping[str, Any], previous: str) -> tuple[bytes, str]:
-    """Write a record as the next line of a ledger, with a hash over the record and the line before.
+    """Encode a record as the next line of a ledger, with a hash over the record and the previous line.
 
     Args:
         record: Plain JSON values, all finite.
-        previous: The hash of the line before; "" for the first line.
+        previous: The hash of the previous line; "" for the first line.
 
     Returns:
-        The line, newline included, and its hash, which the next line builds on.
+        The line with its newline, and its hash, which is `previous` of the next line.
 
     Raises:
-        LedgerError: The record holds something that JSON cannot hold.
+        LedgerError: The record has a value that JSON cannot represent.
 
     >>> line, digest = seal({"round": 0}, "")
     >>> unseal(line.rstrip(), "") == ({"round": 0}, digest)
@@ -86,14 +88,14 @@ def seal(record: Mapping[str, Any], previous: str) -> tuple[bytes, str]:
 
 
 def unseal(line: bytes, previous: str) -> tuple[dict[str, Any], str]:
-    """Verify one line, without its newline, and return its record and its hash.
+    """Verify one line, and return its record and its hash.
 
     Args:
-        line: The bytes of the line.
-        previous: The hash of the line before; "" for the first line.
+        line: The bytes of the line, without its newline.
+        previous: The hash of the previous line; "" for the first line.
 
     Raises:
-        LedgerError: The line does not match its hash and the hash of the line before.
+        LedgerError: The line does not match its hash, or was not written after the line with the hash `previous`.
     """
     body, ending = line[:-_SEAL_LENGTH] + b"}", line[-_SEAL_LENGTH:]
     digest = _digest(body, previous)
@@ -103,14 +105,14 @@ def unseal(line: bytes, previous: str) -> tuple[dict[str, Any], str]:
     try:
         return json.loads(body), digest
     except (ValueError, RecursionError):
-        raise LedgerError(f"the line is sealed but holds no JSON. {RESTORE}") from None
+        raise LedgerError(f"the line matches its hash but is not JSON. {RESTORE}") from None
 
 
 class ChainedFile:
     """A file of sealed lines: a header with public facts, then one line per record.
 
-    The object remembers how far it has read. `read` returns the records that are new since the last call, so several
-    processes can share a file: each takes the lock, reads, repairs and appends.
+    The object remembers how far it has read, and `read` returns only the records that are new since the last call.
+    Several processes can therefore share a file: each takes the lock, reads, repairs and appends.
 
         file = ChainedFile(path, "unheard-population-1")
         with file.locked():
@@ -118,17 +120,18 @@ class ChainedFile:
             file.repair()
             file.append([{"run": "a", "position": 0, "event": {...}}])
 
-    A method raises `LedgerError` if the content is wrong, and the operating system's `OSError` if the file cannot be
-    read or written; the two ledgers turn the latter into errors with their own advice.
+    A method raises `LedgerError` if the content is wrong, and `OSError` if the file cannot be read or written. The two
+    classes of ledgers turn an `OSError` into a `LedgerError` that says what to do.
 
     Args:
-        path: The file. It stays the same file if the working directory changes.
-        kind: The format that the header must name.
+        path: The file. A relative path is resolved once, here, and does not follow later changes of the working
+            directory.
+        kind: The name of the format, which the header must have.
 
     Attributes:
         facts: The public facts of the header, after `create` or `read`.
         hashes: The hash of the header and of every record read or written so far.
-        repaired: What `repair` mends, in words; None if the file is whole.
+        repaired: What `repair` changes at the end of the file, as text; None if the file is complete.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
@@ -137,9 +140,9 @@ class ChainedFile:
         self.facts: dict[str, Any] = {}
         self.hashes: list[str] = []
         self.repaired: str | None = None
-        self._size = 0  # bytes on disk that are verified; a file of another size is not written to
-        self._torn = 0  # bytes after them that a power loss left and that no reader needs
-        self._lacks_newline = False  # the last verified line is whole but for its newline
+        self._size = 0  # the verified bytes on disk; `append` refuses to write if the file has another size
+        self._torn = 0  # the bytes of an incomplete last line, left by a power loss
+        self._lacks_newline = False  # the last verified line is complete except for its newline
 
     @property
     def head(self) -> str:
@@ -151,21 +154,24 @@ class ChainedFile:
         return max(len(self.hashes) - 1, 0)
 
     def contains(self, length: int, head: str) -> bool:
-        """Whether this file is the one that had `length` records and the hash `head`, or has grown out of it.
+        """Whether record number `length` of this file has the hash `head`: the file is the same, or has only grown.
 
         Args:
             length: A number of records, without the header.
             head: The hash of the last of them.
         """
-        # DP: a ledger cut at a line's end has a valid chain; only this tells it from a shorter, cheaper run.
+        # DP: a ledger that was cut at the end of a line has a valid chain; only this check tells it from the ledger of
+        # a shorter run.
         return 0 <= length <= len(self) and self.hashes[length] == head
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the file, a lock file next to it. The operating system releases it if the process dies.
+        """Hold the lock of the ledger while the `with` block runs.
+
+        The lock is on a hidden file next to the ledger. The operating system releases it if the process dies.
 
         Raises:
-            LedgerError: Another process holds the lock for more than `LOCK_WAIT_SECONDS`.
+            LedgerError: Another process has held the lock for more than `LOCK_WAIT_SECONDS`.
         """
         self._check_kind()
         with contextlib.ExitStack() as stack:
@@ -180,28 +186,29 @@ class ChainedFile:
             yield
 
     def create(self, facts: Mapping[str, Any]) -> None:
-        """Write the header to a new file, whole and synced or not at all.
+        """Create the file with its header. The file is complete and synced to disk, or does not exist.
 
         Raises:
-            FileExistsError: Something is at the path, whatever it is. It is left as it is.
+            FileExistsError: The path exists. The file or folder there is left unchanged.
         """
         line, head = seal({"ledger": self.kind, "facts": dict(facts)}, "")
-        # DP: an existing file is never written over, not even an empty one: it may be what is left of a ledger.
+        # DP: an existing file is never overwritten, not even an empty one: it may be what is left of a ledger.
         storage.create_file(self.path, line)
         self.facts, self.hashes, self._size = json.loads(line)["facts"], [head], len(line)
 
     def read(self) -> list[dict[str, Any]]:
-        """Read and verify what was added since the last call; the file is not touched.
+        """Read and verify what was added since the last call. The file is not changed.
 
-        A last line that is not JSON and has no end is what a power loss leaves of a line. It is left out, since `append`
-        had not returned when it was written and so nothing was released on its account. A last line that lacks only its
-        newline counts. A last line that is whole and damaged is an error.
+        A power loss can leave an incomplete last line. Such a line is ignored: `append` had not returned when it was
+        written, so nothing that it pays for was released. A last line that lacks only its newline counts. A last line
+        that is complete but does not match its hash is an error.
 
         Returns:
             The new records in the order of the file, without the header.
 
         Raises:
-            LedgerError: The file is no ledger of this kind, became shorter, or a line does not match its hash.
+            LedgerError: The file is not a ledger of this kind, became shorter, or has a line that does not match its
+                hash.
         """
         self._check_kind()
         with open(self.path, "rb") as file:
@@ -215,7 +222,7 @@ class ChainedFile:
         *lines, rest = data.split(b"\n")
         if not self.hashes and not lines:
             raise LedgerError(
-                f"{self.path} is not a ledger: it has no whole first line. Put back an untouched copy. If a run was just "
+                f"{self.path} is not a ledger: it has no complete first line. Put back an untouched copy. If a run was just "
                 "being created here, delete the file: nothing was charged."
             )
         if not rest and (self.hashes or len(lines) > 1) and lines and _is_torn(lines[-1] + b"\n"):
@@ -228,14 +235,14 @@ class ChainedFile:
                 self._torn = len(rest)
                 self.repaired = f"line {number} was torn ({len(rest)} bytes) and has been cut off"
             else:
-                # DP: the event is there to be read; to cut it would be to under-count.
+                # DP: the event is complete and can be read; cutting it off would under-count.
                 records += self._verify(rest, len(rest))
                 self._lacks_newline = True
                 self.repaired = f"line {number} lacked its end and has been completed"
         return records
 
     def repair(self) -> None:
-        """Mend the end of the file as the last `read` saw it: cut a torn line, complete one that lacks its newline."""
+        """Repair the end of the file that the last `read` saw: cut off an incomplete line, or add a missing newline."""
         if self._torn:
             storage.truncate(self.path, self._size, expected_size=self._size + self._torn)
             self._torn = 0
@@ -244,37 +251,48 @@ class ChainedFile:
             self._size, self._lacks_newline = self._size + 1, False
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Add records in one write; they are on disk when this returns.
+        """Append records in one write. They are synced to disk when this returns.
 
-        Call it after `read` and `repair`, and with several writers inside `locked()`.
+        Call `read` and `repair` first. If the file has several writers, call all three inside `locked()`.
 
         Raises:
-            LedgerError: A record is no plain JSON.
-            OSError: The write failed, or another process has written to the file. The file is as it was, or has a torn
-                end.
+            LedgerError: A record has a value that JSON cannot represent.
+            OSError: The write failed, or another process has written to the file. The file is unchanged, or ends with
+                an incomplete line.
         """
         lines, hashes = b"", [self.head]
         for record in records:
             line, head = seal(record, hashes[-1])
             lines += line
             hashes.append(head)
-        # DP: synced before it returns, and so before anything that it pays for can be seen.
+        # DP: synced to disk before this returns, and so before anything that the records pay for can be released.
         storage.append(self.path, lines, expected_size=self._size)
         self.hashes += hashes[1:]
         self._size += len(lines)
 
     def _check_kind(self) -> None:
-        """Raise `LedgerError` for a device, a pipe, a socket, a folder or a file of the kernel, before it is opened."""
-        # A file whose lines were verified is none of the kernel's: the links on the way to it are followed once.
+        """Raise `LedgerError` if the path is not a regular file: a device, pipe, socket, folder, or in /proc or /sys.
+
+        Opening such a path could block or have side effects.
+        """
+        # Once lines of the file were verified it cannot be in /proc or /sys, so links need not be resolved again.
         there = self.path if self.hashes else Path(os.path.realpath(self.path))
         is_of_kernel = there.parts[1:2] in (("proc",), ("sys",))
         if is_of_kernel or (os.path.lexists(there) and not there.is_file()):
             raise LedgerError(
-                f"{self.path} is not a regular file, and a ledger is one. Name a file in a folder of yours."
+                f"{self.path} is not a regular file, but a ledger must be one. Name a file in a folder of yours."
             )
 
     def _verify(self, line: bytes, size: int) -> list[dict[str, Any]]:
-        """Check one line of `size` bytes and remember its hash; returns its record, or nothing for the header."""
+        """Verify one line and store its hash.
+
+        Args:
+            line: The bytes of the line, without its newline.
+            size: The number of bytes that the line takes in the file.
+
+        Returns:
+            A list of the record, or an empty list if the line is the header.
+        """
         is_header = not self.hashes
         try:
             record, head = unseal(line, self.head)
@@ -296,8 +314,9 @@ class ChainedFile:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether a last line is incomplete, as a power loss leaves it: only its beginning, or with blocks of zeros."""
-    # DP: a line with its end was written whole. If a byte of it changed later, cutting the line off would drop its charge.
+    """Whether a power loss left the last line incomplete: its end is missing, or parts of it are zero bytes."""
+    # DP: a line that has its end was written completely. If a byte of it changed later, cutting it off would drop its
+    # charge.
     is_whole = (_SEAL in line or line.endswith(b'"}\n')) if line.endswith(b"\n") else _WHOLE_SEAL.search(line)
     if is_whole and b"\0\0" not in line:
         return False
@@ -316,7 +335,7 @@ def _digest(body: bytes, previous: str) -> str:
 
 FORMAT = "unheard-ledger-1"
 REPRODUCIBLE = "reproducible-"
-"""How the id of a seeded run begins."""
+"""The prefix of the id of a seeded run."""
 _FACTS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("delta",), (int, float)),
     **dict.fromkeys(("population", "parameters"), int),
@@ -339,7 +358,7 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
         dict,
     ),
 }
-"""The types of the facts that a header may declare; checked on reading, so that later code can rely on them."""
+"""The types of the facts in a header. `Ledger.read` checks them, so later code can rely on them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -347,9 +366,9 @@ class Entry:
     """One charged event.
 
     Attributes:
-        event: What happened to the users' data.
-        round: The round that was charged. A round that is repeated after a crash is charged again.
-        hash: The hash of the line in the file.
+        event: What the round did to the users' data.
+        round: The number of the round that was charged. A round that is repeated after a crash is charged again.
+        hash: The hash of the entry's line in the file.
     """
 
     event: Event
@@ -360,8 +379,8 @@ class Entry:
 class Ledger:
     """An append-only list of events in a file, with one writer.
 
-    `Ledger.create` begins a ledger, `Ledger.open` continues one, and `Ledger.read` looks at one, also while a run is
-    writing to it. All three verify the whole file and raise `LedgerError` if it is damaged.
+    `Ledger.create` begins a ledger. `Ledger.open` continues one. `Ledger.read` only reads one, even while a run writes
+    to it. `open` and `read` verify the whole file and raise `LedgerError` if it is damaged.
 
     >>> import tempfile
     >>> from unheard.privacy.events import PoissonGaussian
@@ -379,21 +398,21 @@ class Ledger:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> "Ledger":
-        """Begin a ledger.
+        """Create the file of a new ledger, and open it for charging.
 
         Args:
             path: A file that does not exist yet.
-            facts: The run's public facts, as plain JSON values; they become the file's first line.
+            facts: The run's public facts, as plain JSON values; they become the first line of the file.
 
         Raises:
-            LedgerError: The path exists, cannot be written, or the facts are no plain JSON.
+            LedgerError: The path exists, cannot be written, or the facts have a value that JSON cannot represent.
         """
         file = ChainedFile(path, FORMAT)
         try:
             file.create(facts)
         except FileExistsError:
             raise LedgerError(
-                f"{file.path} exists: a ledger is never written over. Resume its run or take a new folder."
+                f"{file.path} exists: a ledger is never overwritten. Resume its run or choose a new folder."
             ) from None
         except OSError as error:
             raise LedgerError(
@@ -405,7 +424,7 @@ class Ledger:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Ledger":
-        """Read and verify a ledger in order to charge it further; a line torn by a power loss is cut off.
+        """Read and verify a ledger, and open it for charging. An incomplete last line after a power loss is cut off.
 
         Raises:
             LedgerError: There is no ledger at the path, it is damaged, or it cannot be repaired.
@@ -422,7 +441,7 @@ class Ledger:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Ledger":
-        """Read and verify a ledger without touching the file.
+        """Read and verify a ledger without changing the file. The returned ledger cannot be charged.
 
         Raises:
             LedgerError: There is no ledger at the path, or it is damaged.
@@ -456,18 +475,18 @@ class Ledger:
 
     @property
     def repaired(self) -> str | None:
-        """What a power loss left at the end of the file and `open` mends, in words; None if the file was whole."""
+        """What `open` repairs at the end of the file after a power loss, as text; None if the file was complete."""
         return self._file.repaired
 
     @property
     def facts(self) -> dict[str, Any]:
         """A copy of the public facts of the run.
 
-        The header has them, but for those about the nodes of a federated run: they are in federated.json beside the
-        ledger, so that the same run without nodes has the same ledger.
+        They come from the header. The facts about the nodes of a federated run come from federated.json in the same
+        folder, so that the ledger is the same as that of the run without nodes.
 
         Raises:
-            LedgerError: Federated.json is damaged.
+            LedgerError: The file federated.json is damaged.
         """
         facts, beside = copy.deepcopy(self._file.facts), self._file.path.with_name("federated.json")
         if beside.exists():
@@ -482,12 +501,12 @@ class Ledger:
 
     @property
     def entries(self) -> list[Entry]:
-        """All charges in order."""
+        """All entries, in the order in which they were charged."""
         return list(self._entries)
 
     @property
     def events(self) -> list[Event]:
-        """The events of all charges in order."""
+        """The events of all entries, in the order in which they were charged."""
         return [entry.event for entry in self._entries]
 
     @property
@@ -496,35 +515,38 @@ class Ledger:
         return self._file.head
 
     def hash_at(self, length: int) -> str:
-        """The value of `head` when the ledger had `length` entries; for 0, the hash of the header."""
+        """Return the value that `head` had when the ledger had `length` entries; for 0, the hash of the header."""
         return self._file.hashes[length]
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def contains(self, length: int, head: str) -> bool:
-        """Whether this ledger is the one that had `length` entries and the hash `head`, or has grown out of it."""
+        """Whether entry number `length` has the hash `head`: the ledger is the same as then, or has only grown."""
         return self._file.contains(length, head)
 
     def charge(self, event: Event, round: int) -> None:
-        """Append one event; it is on disk when this returns. A round that is repeated is charged again.
+        """Append one event. It is synced to disk when this returns. A repeated round must be charged again.
 
         Args:
             event: What the round will do to the users' data.
             round: The number of the round, from 0.
 
         Raises:
-            LedgerError: The event could not be written, or another process has written to the file. Nothing of the
-                round may be released.
+            LedgerError: The event could not be written, or another process has written to the file. The caller must
+                then not release anything of the round.
         """
         self.charge_all([event], round)
 
     def charge_all(self, events: Sequence[Event], round: int) -> None:
-        """Append several events in one write, for example everything that an earlier run has cost.
+        """Append several events in one write, for example all events of an earlier run.
 
         Args:
             events: What was, or will be, done to the users' data.
-            round: The number of the round that they are charged for.
+            round: The number of the round that the events are charged to.
+
+        Raises:
+            LedgerError: As for `charge`.
         """
         if not self._writable:
             raise LedgerError(f"{self.path} is not open for charging. Open it (again) with Ledger.open.")
@@ -546,10 +568,11 @@ class Ledger:
 
 
 def new_run_id(reproducible: str | None = None) -> str:
-    """Make an id that no other run has.
+    """Return an id for a new run: random, so that no other run has it, or fixed for a seeded run.
 
     Args:
-        reproducible: For a seeded run, the hash of its configuration; its id then follows from its configuration too.
+        reproducible: For a seeded run, the hash of its configuration. The id is then computed from it, so that
+            repeating the run gives the same ledger.
 
     >>> new_run_id("0123456789abcdef" * 4)
     'reproducible-0123456789abcdef'
@@ -558,15 +581,15 @@ def new_run_id(reproducible: str | None = None) -> str:
 
 
 def run_id(ledger: Ledger) -> str:
-    """Return the id of a ledger's run; for a run from before runs had ids, the hash of the ledger's first line."""
+    """Return the id of a ledger's run. For an old ledger without an id, it is made from the hash of the first line."""
     return str(ledger.facts.get("run_id") or f"unnamed-{ledger.hash_at(0)[:32]}")
 
 
 def corpus_name(record: Mapping[str, Any]) -> str:
-    """The name of a corpus, by which a run's ledger knows its store: a hash of how the corpus was prepared.
+    """Return the name by which a run's ledger identifies its store: a hash of how the corpus was prepared.
 
     Args:
-        record: The content of the store's corpus.json. Nothing in it depends on a count or on text.
+        record: The content of the store's corpus.json. Nothing in it depends on the text or on the number of users.
     """
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 

@@ -1,16 +1,18 @@
-"""Correlated noise as a factorisation of the prefix-sum matrix: coefficients, sensitivity and error.
+"""Compute the coefficients, the sensitivity and the error of correlated noise.
 
-The model after round t is the first model plus the sum of t noisy averages. Independent noise adds up in that sum.
-Noise x = C^-1 z with independent z and a lower-triangular Toeplitz matrix C cancels partly instead, at the same privacy:
-what is released, X + C^-1 z, is a function of C X + z, whose sensitivity is that of C (docs/correlated-noise-proof.md).
+The model after round t is the first model plus the sum of t noisy averages. Independent noise adds up in that sum. With
+correlated noise x = C^-1 z, where z is independent noise and C a lower-triangular Toeplitz matrix, part of the noise
+cancels in the sum. The privacy is that of independent noise on C X, where X are the averages of all rounds: the release
+X + C^-1 z = C^-1 (C X + z) is a function of C X + z (docs/correlated-noise-proof.md). This is a factorisation of the
+prefix-sum matrix A into A C^-1 and C.
 
     optimise("banded", rounds=1500, separation=64)                  at most 64 bands, for cyclic Poisson sampling
     optimise("blt", rounds=2052, separation=342, buffers=3)         a few buffers, for participations 342 rounds apart
-    factorisation.sensitivity()                                     recomputed from the coefficients, never stored
+    factorisation.sensitivity()                                     always computed from the coefficients
     factorisation.rms_error()                                       noise of the summed updates, in units of z S / (q W)
 
-In: T rounds and the separation b between two rounds of one user. Out: a `Factorisation`, as plain numbers that the
-header of a ledger keeps. numpy and scipy only.
+Input: T rounds, and the smallest number b of rounds from one round of a user to the next. Output: a `Factorisation`,
+which the header of a ledger stores as plain numbers. The module needs only numpy and scipy.
 
 Literature: Choquette-Choo et al., "(Amplified) Banded Matrix Factorization" (2023), for bands and cyclic Poisson
 sampling; Dvijotham et al., "Efficient and Near-Optimal Noise Generation for Streaming Differential Privacy" (2024), for
@@ -42,23 +44,24 @@ MOST_ROUNDS = 100_000
 MOST_BANDS = 1024
 BUFFERS = (2, 3, 4)
 ROUNDED_UP = 1 + 1e-12
-"""Sensitivities are rounded up by this factor: norms in float64 may come out a little too small."""
+"""Sensitivities are rounded up by this factor, because a norm computed in float64 may be slightly too small."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Factorisation:
-    """A lower-triangular Toeplitz matrix C, and how often and how far apart one user may take part.
+    """A lower-triangular Toeplitz matrix C, and the pattern of rounds in which one user may take part.
 
     Args:
         strategy: "banded" or "blt".
-        rounds: T, the number of rows that the coefficients are optimised for. A BLT mechanism ends there.
-        separation: b. Two rounds of one user are at least b apart: the number of groups, or the minimum separation.
+        rounds: T, the number of rounds that the coefficients are optimised for. A BLT mechanism ends after T rounds.
+        separation: b. Two rounds of one user are at least b rounds apart. b is the number of groups of cyclic Poisson
+            sampling, or the minimum separation.
         coefficients: c_0 to c_(bands - 1) of a banded matrix, with norm 1; empty for BLT.
         decays: d_j of BLT, each in (0, 1): c_0 = 1 and c_i = sum_j s_j d_j^(i - 1).
         scales: s_j of BLT, 0 or more, with a sum of at most 1.
 
     Raises:
-        InvalidValue: The numbers are no factorisation whose sensitivity is proved.
+        InvalidValue: A value is out of range, or no proof covers the sensitivity of these coefficients.
     """
 
     strategy: str
@@ -91,7 +94,8 @@ class Factorisation:
         else:
             require(not self.coefficients, "a BLT matrix has decays and scales only.")
             require(1 <= len(self.decays) == len(self.scales), "a BLT matrix has as many decays as scales.")
-            # DP: the sensitivity below is proved for non-negative, non-increasing coefficients; these give no other.
+            # DP: the sensitivity below is proved only for non-negative, non-increasing coefficients, which these
+            # conditions ensure.
             require(
                 all(0 < d < 1 for d in self.decays)
                 and all(s >= 0 for s in self.scales)
@@ -101,21 +105,22 @@ class Factorisation:
 
     @property
     def participations(self) -> int:
-        """k = ceil(T / b): how often one user can take part in T rounds."""
+        """k = ceil(T / b), the largest number of rounds in which one user can take part."""
         return -(-self.rounds // self.separation)
 
     def column(self, rounds: int | None = None) -> np.ndarray:
-        """The first column of C, of T entries: c_0, c_1, ..."""
+        """Return the first column of C: c_0, c_1, ...; T entries, or `rounds` entries if given."""
         rounds = rounds or self.rounds
         if self.strategy == "banded":
             return np.pad(np.array(self.coefficients), (0, max(0, rounds - len(self.coefficients))))[:rounds]
         return np.concatenate([[1.0], _powers(np.array(self.decays), rounds - 1) @ np.array(self.scales)])
 
     def sensitivity(self) -> float:
-        """The L2 norm by which one user can move C X, if each of the user's rows of X has norm 1 at most; rounded up.
+        """Return the sensitivity, rounded up: the largest L2 norm by which one user can move C X.
 
-        Banded: the norm of one column, since the columns of two rounds of one user have no row in common; a block of b
-        rounds is then one release. BLT: all participations together are one release.
+        Each round of the user moves its row of X by norm 1 at most. For a banded matrix the sensitivity is the norm of
+        one column: a block of b rounds is one release, and the columns of two rounds of one user share no row. For a
+        BLT matrix all rounds of the mechanism are one release, and the sensitivity covers all participations of a user.
         """
         column = self.column()
         if self.strategy == "banded":
@@ -124,27 +129,27 @@ class Factorisation:
         return separated_sensitivity(column, self.separation, self.participations) * ROUNDED_UP
 
     def rms_error(self) -> float:
-        """The root mean square, over the rounds, of the noise in one coordinate of the summed updates.
+        """Return the error: the root mean square, over the rounds, of the noise in a coordinate of the summed updates.
 
-        In units of z times the sensitivity of one round, that is, z S for updates that are not divided by q W.
+        The unit is z times the sensitivity of one round: z S / (q W) for averages, and z S for sums.
         """
         return self.sensitivity() * prefix_error(self.inverse())
 
     def inverse(self, rounds: int | None = None) -> np.ndarray:
-        """The first column of C^-1, of T entries."""
+        """Return the first column of C^-1; T entries, or `rounds` entries if given."""
         impulse = np.zeros(rounds or self.rounds)
         impulse[0] = 1.0
         numerator, denominator = self._rational()
         return np.asarray(lfilter(numerator, denominator, impulse))
 
     def _rational(self) -> tuple[np.ndarray, np.ndarray]:
-        """C^-1 as a rational function: the coefficients of its numerator and its denominator."""
+        """Return C^-1 as a rational function: the coefficients of its numerator and of its denominator."""
         if self.strategy == "banded":
             return np.ones(1), np.array(self.coefficients)
         return _blt_inverse(np.array(self.decays), np.array(self.scales))
 
     def to_record(self) -> dict[str, Any]:
-        """The factorisation as plain JSON, with its sensitivity and participations, for the header of a ledger."""
+        """Return the factorisation as plain JSON values, with sensitivity and participations, for a ledger's header."""
         numbers = (
             {"coefficients": list(self.coefficients)}
             if self.strategy == "banded"
@@ -161,10 +166,10 @@ class Factorisation:
 
     @classmethod
     def from_record(cls, record: Any) -> "Factorisation":
-        """Read a record of a ledger's header, and check its sensitivity against the coefficients.
+        """Read a record of `to_record` from a ledger's header, and check its sensitivity against the coefficients.
 
         Raises:
-            LedgerError: The record is damaged, or states another sensitivity than its coefficients have.
+            LedgerError: The record is damaged, or its sensitivity or participations do not match its coefficients.
         """
         keys = {"strategy", "rounds", "separation", "coefficients", "decays", "scales"}
         try:
@@ -173,13 +178,13 @@ class Factorisation:
             }
             factorisation = cls(**values)
             expected = factorisation.to_record()
-            # DP: the noise is scaled by this number; one that is too small would be noise that is too small.
+            # DP: the noise is scaled by this number; if the number is too small, so is the noise.
             is_same = expected.keys() <= record.keys() and all(
                 math.isclose(record[key], expected[key], rel_tol=1e-9) for key in ("participations", "sensitivity")
             )
         except (AttributeError, TypeError, ValueError, InvalidValue) as error:
             raise LedgerError(
-                f"The ledger's first line describes no correlated noise that is proved: {error}"
+                f"The ledger's first line describes correlated noise that no proof covers: {error}"
             ) from None
         if not is_same:
             raise LedgerError(
@@ -190,15 +195,18 @@ class Factorisation:
 
 
 def separated_sensitivity(column: np.ndarray, separation: int, participations: int) -> float:
-    """The sensitivity of C if one user's rounds are at least `separation` apart: || sum_(j < k) shift(c, j b) ||.
+    """Compute the sensitivity of C if the rounds of one user are at least `separation` apart.
+
+    It is || sum_(j < k) shift(c, j b) ||, where shift(c, i) is the first column of C moved down by i rows.
 
     Args:
-        column: The first column of C, non-negative and non-increasing, of T entries.
+        column: The first column of C, non-negative and non-increasing, with T entries.
         separation: b, the smallest number of rounds from one round of a user to the next.
-        participations: k, the most rounds of one user.
+        participations: k, the largest number of rounds of one user.
 
     Raises:
-        InvalidValue: The column increases somewhere or has a negative entry; the formula would not be the maximum.
+        InvalidValue: The column increases somewhere or has a negative entry. The formula is not proved for such
+            columns.
     """
     # DP: the maximum over all patterns is at 0, b, 2 b, ... only for non-negative, non-increasing coefficients.
     require(
@@ -209,14 +217,18 @@ def separated_sensitivity(column: np.ndarray, separation: int, participations: i
 
 
 def prefix_error(inverse: np.ndarray) -> float:
-    """The root mean square over t of the norm of row t of A C^-1, for the prefix-sum matrix A."""
+    """Compute the root mean square, over t, of the norm of row t of A C^-1, where A is the prefix-sum matrix.
+
+    Args:
+        inverse: The first column of C^-1.
+    """
     noise = np.cumsum(inverse)
     rounds = len(inverse)
     return math.sqrt(float(np.arange(rounds, 0, -1) @ noise**2) / rounds)
 
 
 def independent_error(rounds: int) -> float:
-    """`prefix_error` for independent noise: sqrt((T + 1) / 2).
+    """Return `prefix_error` of independent noise (C is the identity): sqrt((T + 1) / 2).
 
     >>> independent_error(1)
     1.0
@@ -227,13 +239,14 @@ def independent_error(rounds: int) -> float:
 def optimise(
     strategy: str, *, rounds: int, separation: int, bands: int | None = None, buffers: int = 3
 ) -> Factorisation:
-    """Find the coefficients with the smallest error for T rounds. Takes up to a few seconds; results are cached.
+    """Find the coefficients with the smallest error for T rounds. This takes up to a few seconds; results are cached.
 
     Args:
         strategy: "banded" or "blt".
         rounds: T, the number of rounds.
         separation: b, the smallest number of rounds from one round of a user to the next.
-        bands: The number of bands of a banded matrix, at most `separation`. None: `separation`, or T if that is less.
+        bands: The number of bands of a banded matrix, at most `separation`. None: the smallest of `separation`, T and
+            `MOST_BANDS`.
         buffers: The number of buffers of a BLT matrix, 2 to 4.
 
     Raises:
@@ -258,16 +271,16 @@ def _optimised_banded(rounds: int, separation: int, bands: int) -> Factorisation
     """Minimise log(mean square error) + log(||c||^2) over c_1, ..., with c_0 = 1, by L-BFGS with the exact gradient."""
 
     def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
-        """The logarithm of the squared error times the squared sensitivity, and its gradient."""
+        """Return the logarithm of the squared error times the squared sensitivity, and its gradient."""
         column = np.concatenate([[1.0], free])
-        with np.errstate(all="ignore"):  # a step of the search may leave the coefficients with a bounded inverse
+        with np.errstate(all="ignore"):  # the search may try coefficients whose inverse overflows
             error, gradient = _error_and_gradient(np.ones(1), column, rounds)
         if not math.isfinite(error) or not np.isfinite(gradient).all():
             return 1e6, np.zeros_like(free)
         square = float(column @ column)
         return math.log(error) + math.log(square), gradient[1:bands] / error + 2 * column[1:] / square
 
-    # The coefficients of (1 - x)^(-1/2), the best ones for one participation and the largest error.
+    # Start from the coefficients of (1 - x)^(-1/2), which minimise the largest error if each user takes part once.
     start = np.cumprod((2 * np.arange(1, bands) - 1) / (2 * np.arange(1, bands)))
     options = {"maxiter": 500, "maxfun": 700, "ftol": 1e-13, "gtol": 1e-9}
     free = minimize(loss, start, jac=True, method="L-BFGS-B", options=options).x if bands > 1 else start
@@ -284,13 +297,13 @@ def _optimised_blt(rounds: int, separation: int, buffers: int) -> Factorisation:
     participations = -(-rounds // separation)
 
     def split(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The decays and the scales of the buffers from unbounded numbers."""
+        """Map unbounded numbers to the decays and the scales of the buffers, which are bounded."""
         exponent = np.exp(free[buffers:] - max(0.0, float(free[buffers:].max())))
         rest = math.exp(-max(0.0, float(free[buffers:].max())))
         return 1 / (1 + np.exp(-free[:buffers])), exponent / (rest + exponent.sum())
 
     def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
-        """The logarithm of the squared error times the squared sensitivity, and its gradient."""
+        """Return the logarithm of the squared error times the squared sensitivity, and its gradient."""
         decays, scales = split(free)
         powers = _powers(decays, rounds - 1)
         column = np.concatenate([[1.0], powers @ scales])
@@ -307,7 +320,7 @@ def _optimised_blt(rounds: int, separation: int, buffers: int) -> Factorisation:
 
     best = None
     for slowest in (min(rounds, 4 * separation), max(4.0, min(rounds, separation) / 4)):
-        far = np.geomspace(3.0, max(4.0, slowest), buffers)  # 1 / (1 - d), about the rounds that a buffer remembers
+        far = np.geomspace(3.0, max(4.0, slowest), buffers)  # 1 / (1 - d): roughly the memory of a buffer, in rounds
         start = np.concatenate([np.log(far - 1), np.log(0.5 / far**0.5)])
         result = minimize(
             loss,
@@ -331,10 +344,11 @@ def _optimised_blt(rounds: int, separation: int, buffers: int) -> Factorisation:
 
 
 def _error_and_gradient(numerator: np.ndarray, denominator: np.ndarray, rounds: int) -> tuple[float, np.ndarray]:
-    """The mean square error of C^-1 = numerator / denominator, and its gradient by the T coefficients of C.
+    """Return the mean square error of C^-1 = numerator / denominator, and its gradient by the T coefficients of C.
 
-    With w = A C^-1 C^-1 as coefficients, a change of c changes A C^-1 by -w * change; the adjoint of that convolution
-    is the same filter applied to reversed vectors.
+    Let w be the first column of A C^-1 C^-1. A small change of the coefficients c changes the first column of A C^-1 by
+    the convolution of -w with the change. The adjoint of that convolution is the same filter applied to reversed
+    vectors.
     """
     impulse = np.zeros(rounds)
     impulse[0] = 1.0
@@ -347,7 +361,7 @@ def _error_and_gradient(numerator: np.ndarray, denominator: np.ndarray, rounds: 
 
 
 def _blt_inverse(decays: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The numerator and the denominator of 1 / (1 + sum_j s_j x / (1 - d_j x)), by increasing power of x."""
+    """Return the numerator and the denominator of 1 / (1 + sum_j s_j x / (1 - d_j x)), by increasing power of x."""
     numerator = np.array([1.0])
     for decay in decays:
         numerator = np.convolve(numerator, [1.0, -decay])
@@ -361,11 +375,12 @@ def _blt_inverse(decays: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _powers(decays: np.ndarray, count: int) -> np.ndarray:
+    """Return the powers 0 to `count` - 1 of each decay, as an array of shape [count, buffers]."""
     return decays[None, :] ** np.arange(count)[:, None]
 
 
 def _shifted_sum(column: np.ndarray, separation: int, participations: int) -> np.ndarray:
-    """sum_(j < k) of the column moved down by j b rows, cut to its length."""
+    """Return the sum over j < k of the column moved down by j b rows. Entries beyond its length are dropped."""
     total = column.copy()
     for j in range(1, participations):
         if j * separation >= len(column):

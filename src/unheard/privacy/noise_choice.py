@@ -1,17 +1,17 @@
-"""Compares independent and correlated noise for a target epsilon, and chooses the kind with the smallest error.
+"""Compare independent and correlated noise at a target epsilon, and choose the kind with the smallest error.
 
-In: the declared population, users per round, rounds, epsilon and delta. Out: one `NoiseOption` for each kind of noise,
-with the least noise multiplier that meets the target and the error of the summed updates. Every epsilon here is
-*hypothetical*: it belongs to a run that has not happened.
+Input: the declared population, users per round, rounds, epsilon and delta. Output: one `NoiseOption` for each kind of
+noise, with the smallest noise multiplier that meets the target and the error of the summed updates. Every epsilon here
+is *hypothetical*: it belongs to a run that has not happened.
 
     kind           sampling
     independent    poisson            one event per round
     banded         cyclic_poisson     b groups; b is chosen so that the error is smallest
-    banded         min_separation     each user takes part every b-th round, b = users / users per round
-    blt            min_separation     the same, with 2 to 4 vectors of memory instead of b - 1
+    banded         min_separation     each user takes part at most every b-th round, b = users / users per round
+    blt            min_separation     as above, but the noise keeps 2 to 4 vectors in memory instead of up to b - 1
 
-With min_separation the guarantee does not rest on random sampling. Correlated noise gains much where each user is seen
-seldom and rounds are many, and little where q is large.
+With min_separation the guarantee does not depend on random sampling. Correlated noise reduces the error most if there
+are many rounds and each user takes part in few of them. It helps little if q is large.
 
 >>> options = compare_noise(population=100_000, users_per_round=1000, rounds=200, epsilon=4.0, accountant="rdp")
 >>> best(options).kind, best(options).sampling
@@ -33,13 +33,13 @@ from unheard.privacy.matrix_factorization import Factorisation, independent_erro
 from unheard.privacy.planner import LEAST_NOISE, MOST_NOISE, CostEstimate, Progress, default_delta
 
 STEPS_PER_UNIT = 1000
-"""Noise multipliers are solved for in thousandths, rounded up."""
+"""Noise multipliers are rounded up to a multiple of 1 / `STEPS_PER_UNIT`."""
 ROUGH_MARGIN = 1.01
-"""Rough multipliers, which order the numbers of bands, are exact to this factor."""
+"""The relative precision of the search in `_rough_multiplier`; the result is rounded up by this factor."""
 MOST_BANDS = 256
-"""More bands are not proposed: each needs a vector of the model's size in memory and in every checkpoint."""
+"""The largest number of bands by default: each band needs a vector of the model's size in memory and in checkpoints."""
 REFINED = 3
-"""How many numbers of bands are compared with the slow accountant, after the quick one has ordered all."""
+"""The number of candidates that the slow accountant compares, after the fast one has ranked all numbers of bands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +48,12 @@ class NoiseOption:
 
     Attributes:
         kind: "independent", "banded" or "blt".
-        sampling: The kind of sampler that the events hold for, as in a run file.
-        noise_multiplier: z, the least that meets the target.
-        events: What all rounds would cost, as an event and how often it happens.
-        epsilon: Hypothetical, at `delta`; at most the target.
-        accountant: The accountant that shows it.
-        rms_error: The root mean square over the rounds of the noise in one coordinate of the summed updates, in units
+        sampling: The kind of sampler that this option requires, as in a run file.
+        noise_multiplier: z, the smallest that meets the target.
+        events: The cost of all rounds: an event, and the number of times it happens.
+        epsilon: The hypothetical epsilon at the delta given to `compare_noise`; at most the target.
+        accountant: The name of the accountant that computed `epsilon`.
+        rms_error: The noise in one coordinate of the summed updates, as the root mean square over the rounds, in units
             of S.
         factorisation: The matrix of correlated noise; None for independent noise.
     """
@@ -69,7 +69,7 @@ class NoiseOption:
 
     @property
     def vectors(self) -> int:
-        """How many vectors of the model's size the noise keeps between rounds."""
+        """The number of vectors of the model's size that the noise keeps between rounds."""
         if self.factorisation is None:
             return 0
         if self.kind == "banded":
@@ -77,10 +77,10 @@ class NoiseOption:
         return len(self.factorisation.decays)
 
     def record(self, independent: "NoiseOption", parameters: int) -> dict[str, Any]:
-        """The option as data for JSON.
+        """Return the option as plain JSON values.
 
         Args:
-            independent: The option to compare the error with.
+            independent: The option with independent noise; "change" is the error relative to it, minus 1.
             parameters: The number of parameters of the model, for the size of the noise that the run keeps.
         """
         return {
@@ -108,22 +108,22 @@ def compare_noise(
     most_bands: int = MOST_BANDS,
     progress: Progress = lambda _: None,
 ) -> list[NoiseOption]:
-    """The least noise of each kind that meets a target epsilon, and its error.
+    """Compute the smallest noise of each kind that meets a target epsilon, and its error.
 
     Args:
         population: The number of users that the run would declare.
         users_per_round: The expected size of a cohort.
         rounds: T, the number of rounds.
         epsilon: The target.
-        delta: `default_delta(population)` if left out.
+        delta: The delta of the guarantee. None: `default_delta(population)`.
         accountant: The accountant whose bound must meet the target; "best" is the smaller of pld and rdp.
         buffers: The number of buffers of BLT noise, 2 to 4.
         most_bands: The largest number of bands to propose.
-        progress: Called with a line of text before each computation that takes long.
+        progress: Called with a line of text before each slow computation.
 
     Returns:
         Independent noise, banded noise with cyclic Poisson sampling, then banded and BLT noise with min_separation.
-        The last two are left out if a cohort is more than half of the population.
+        The last two are omitted if a cohort is more than half of the population, or if there is only one round.
 
     Raises:
         InvalidValue: A value is out of range.
@@ -137,7 +137,7 @@ def compare_noise(
     q = estimate.event.sampling_prob
 
     def solved(sampling: str, matrix: Factorisation | None, event: Callable[[float], Event], times: int) -> NoiseOption:
-        """The option with the least z that meets the target."""
+        """Return the option with the smallest z that meets the target."""
         z, bound = _least_multiplier(event, times, epsilon, delta, accountant)
         return NoiseOption(
             kind="independent" if matrix is None else matrix.strategy,
@@ -151,21 +151,21 @@ def compare_noise(
         )
 
     def sampled(b: int) -> Callable[[float], Event]:
-        """The event of one block of b rounds as a function of z."""
+        """Return a function of z: the event of one block of b rounds with cyclic Poisson sampling."""
         return lambda z: PoissonGaussian(sampling_prob=min(1.0, b * q), noise_multiplier=z)
 
     def released(z: float) -> Event:
-        """The event of a release without sampling as a function of z."""
+        """Return the event of a release without sampling, with noise multiplier z."""
         return Gaussian(noise_multiplier=z)
 
     def rough_error(b: int) -> float:
-        """The error with b bands, by the quick accountant."""
+        """Compute the error with b bands, by the fast accountant."""
         progress(f"{b} bands")
         matrix = optimise("banded", rounds=rounds, separation=b)
         return _rough_multiplier(sampled(b), matrix.participations, epsilon, delta) * matrix.rms_error()
 
     def cyclic(b: int) -> NoiseOption:
-        """The option with b bands, by the accountant that was asked for."""
+        """Compute the option with b bands, by the accountant that the caller asked for."""
         progress(f"{b} bands, exactly")
         matrix = optimise("banded", rounds=rounds, separation=b)
         return solved("cyclic_poisson", matrix, sampled(b), matrix.participations)
@@ -186,7 +186,7 @@ def compare_noise(
 
 
 def best(options: Sequence[NoiseOption]) -> NoiseOption:
-    """The option with the smallest error; of those within one percent of it, the one that keeps the fewest vectors."""
+    """Return the best option: of those with an error within one percent of the smallest, the one with least memory."""
     smallest = min(option.rms_error for option in options)
     return min((option for option in options if option.rms_error <= 1.01 * smallest), key=lambda option: option.vectors)
 
@@ -196,9 +196,14 @@ def _error(option: NoiseOption) -> float:
 
 
 def _best_bands(rough_error: Callable[[int], float], numbers: Sequence[int]) -> list[int]:
-    """The `REFINED` numbers of bands with the smallest errors.
+    """Return the `REFINED` numbers of bands with the smallest errors, best first.
 
-    The search ends three numbers after the best one, since the error has one minimum.
+    The error as a function of the number of bands has one minimum, so the search stops after three numbers that are not
+    better than the best one.
+
+    Args:
+        rough_error: Computes the error with a number of bands.
+        numbers: The candidates, in increasing order.
     """
     errors: dict[int, float] = {}
     for b in numbers:
@@ -209,17 +214,30 @@ def _best_bands(rough_error: Callable[[int], float], numbers: Sequence[int]) -> 
 
 
 def _numbers_of_bands(largest: float, rounds: int, most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, ... up to what the population and the rounds allow."""
+    """Return the candidates 1, 2, 3, 4, 6, 8, 12, ... up to the smallest of the three arguments, which is included.
+
+    Args:
+        largest: 1 / q; more groups would leave less than one cohort per group.
+        rounds: The number of rounds.
+        most: The largest number of bands that the caller allows.
+    """
     limit = int(min(largest + 1e-9, rounds, most))
     steps = {2**i for i in range(20)} | {3 * 2**i for i in range(20)} | {limit}
     return sorted(b for b in steps if 1 <= b <= limit)
 
 
 def _rough_multiplier(event: Callable[[float], Event], times: int, target: float, delta: float) -> float:
-    """A z that meets the target by a rough bound, a few percent above the least."""
+    """Return a z that meets the target by `rough_epsilon`: a few percent above the smallest possible z.
+
+    Args:
+        event: The event as a function of z.
+        times: The number of times that the event happens.
+        target: The epsilon to meet.
+        delta: The delta of the guarantee.
+    """
 
     def excess(z: float) -> float:
-        """The logarithm of epsilon by the quick accountant, divided by the target."""
+        """Return log(epsilon / target) by the fast accountant; at most 0 if the target is met."""
         return math.log(max(rough_epsilon(((event(z), times),), delta), 1e-9) / target)
 
     high = 0.25
@@ -236,21 +254,21 @@ def _rough_multiplier(event: Callable[[float], Event], times: int, target: float
 def _least_multiplier(
     event: Callable[[float], Event], times: int, target: float, delta: float, accountant: str
 ) -> tuple[float, Bound]:
-    """The least z, in thousandths, at which an event that happens `times` times meets the target, and its bound."""
+    """Return the smallest z, in thousandths, that meets the target, and its bound. The arguments are as above."""
 
     def bound_of(z: float, by: str = accountant) -> Bound:
-        """The bound with z by an accountant."""
+        """Compute the bound for z, by one accountant or by "best"."""
         events = [(event(z), times)]
         return best_epsilon(events, delta) if by == "best" else Bound(epsilon=epsilon(events, delta, by), accountant=by)
 
     def excess(z: float, by: str) -> float:
-        """The logarithm of epsilon by an accountant, divided by the target."""
+        """Return log(epsilon / target) by one accountant; at most 0 if the target is met."""
         return math.log(max(bound_of(z, by).epsilon, 1e-9) / target)
 
     high = _rough_multiplier(event, times, target, delta)
     by = CLAIMED[0] if accountant == "best" else accountant
     if accountant == "best" and excess(high, by) > 0:
-        by = RUNNING_ACCOUNTANT  # for very small epsilons
+        by = RUNNING_ACCOUNTANT  # at very small epsilons rdp can be below pld
     while excess(high, by) > 0:
         if high > MOST_NOISE:
             raise AccountingError(

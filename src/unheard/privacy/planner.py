@@ -1,13 +1,13 @@
-"""What a run would cost before it is run, and what to choose so that it costs no more than a target.
+"""Compute what a run would cost before it is started, and find the parameters that meet a target epsilon.
 
     epsilon(users=..., users_per_round=..., noise_multiplier=..., rounds=...)    what would it cost? (`unheard.epsilon`)
     plan(users=..., users_per_round=..., rounds=..., epsilon=2.0)                how much noise? (`unheard.plan`)
     feasible_plans(population=..., epsilon=2.0)                                  what does a population allow?
 
-In: the declared population, users per round, z, rounds and delta; or all but one of the middle three, and a target
-epsilon. Out: a `CostEstimate`, and for a target the cheapest estimate that was found to meet it. Every epsilon here is
-*hypothetical*: it belongs to a run that has not happened. It needs neither torch nor a corpus. Paper: Table 1 and
-"Differential privacy for large datasets".
+Input: the declared population, users per round, z, rounds and delta. `plan` solves for the one of users per round, z and
+rounds that is left out, and returns a `Solution` with the cheapest `CostEstimate` that meets the target. Every epsilon
+here is *hypothetical*: it belongs to a run that has not happened. The module needs neither torch nor a corpus.
+Paper: Table 1 and "Differential privacy for large datasets".
 
 >>> paper = CostEstimate(population=763_430, users_per_round=5000, noise_multiplier=1.0, rounds=5000, delta=1e-9)
 >>> round(paper.bound("moments").epsilon, 3)
@@ -40,9 +40,10 @@ MOST_ROUNDS = 10**7
 MOST_NOISE, LEAST_NOISE = 1e6, 1e-2
 LARGE_DELTA = 1e-2
 PAPER_PARAMETERS, PAPER_CLIP_NORM = 1_346_144, 15.0
-"""The paper's model, and an S that it uses: what sigma is judged by where no model is known."""
+"""The number of parameters of the paper's model, and a clip norm S that the paper uses. They are the defaults for
+judging the size of the noise when no model is given."""
 FREE_RATIO, COSTLY_RATIO, DOMINANT_RATIO = 0.25, 1.0, 5.0
-"""Limits of `NoiseLevel.ratio`; its docstring says where they come from."""
+"""Limits of `NoiseLevel.ratio`; the docstring of `NoiseLevel` says where they come from."""
 FEASIBLE_COHORTS, FEASIBLE_ROUNDS = (100, 300, 1000, 3000, 10_000, 30_000, 100_000), (500, 2000)
 UNKNOWNS = ("noise_multiplier", "users_per_round", "rounds")
 Progress = Callable[[str], None]
@@ -50,13 +51,13 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class CostEstimate:
-    """A run that has not happened, and what it would cost.
+    """The parameters of a run that has not happened, and what the run would cost.
 
     Args:
         population: The number of users that the run would declare.
         users_per_round: The expected size of a cohort. A user is in a round with probability users_per_round /
             population.
-        noise_multiplier: z: the noise, in units of the sensitivity.
+        noise_multiplier: z, the standard deviation of the noise in units of the sensitivity.
         rounds: The number of rounds.
         delta: Above 0 and below 1 / population.
 
@@ -92,7 +93,7 @@ class CostEstimate:
 
     @property
     def event(self) -> PoissonGaussian:
-        """The event of one of its rounds."""
+        """The event of one round."""
         return PoissonGaussian(
             sampling_prob=self.users_per_round / self.population, noise_multiplier=self.noise_multiplier
         )
@@ -103,24 +104,28 @@ class CostEstimate:
         return self.rounds * self.users_per_round
 
     def epsilons(self, rounds: int | None = None) -> dict[str, float]:
-        """Hypothetical epsilon by each accountant, after all rounds or after some."""
+        """Compute the hypothetical epsilon by each accountant.
+
+        Args:
+            rounds: The number of rounds to count. None: all rounds of the run.
+        """
         return epsilons([(self.event, rounds or self.rounds)], self.delta)
 
     def bound(self, accountant: str = "best") -> Bound:
-        """Hypothetical epsilon by one accountant, or the smaller of pld and rdp."""
+        """Compute the hypothetical epsilon by one accountant; "best" is the smaller of pld and rdp."""
         events = [(self.event, self.rounds)]
         if accountant == "best":
             return best_epsilon(events, self.delta)
         return Bound(epsilon=epsilon_of_events(events, self.delta, accountant), accountant=accountant)
 
     def meets(self, target: float, accountant: str = "best") -> bool:
-        """Whether epsilon is at most the target. For "best" the quick accountants are asked first."""
+        """Whether epsilon is at most the target. With "best", the fast accountants are tried first."""
         if accountant == "best":
             return any(self.meets(target, name) for name in sorted(CLAIMED, key=lambda name: not _is_quick(name)))
         return self.bound(accountant).epsilon <= target
 
     def noise_level(self, clip_norm: float, parameters: int) -> "NoiseLevel":
-        """How large the noise of one of its rounds is.
+        """Return how large the noise of one round is, compared with the updates.
 
         Args:
             clip_norm: S. With a fixed denominator sigma = z S / users per round.
@@ -130,7 +135,7 @@ class CostEstimate:
         return NoiseLevel(noise_std=sigma, clip_norm=clip_norm, parameters=parameters)
 
     def record(self) -> dict[str, Any]:
-        """The run and its hypothetical epsilon by each accountant, as data for JSON."""
+        """Return the parameters and the hypothetical epsilon by each accountant, as plain JSON values."""
         by_accountant = self.epsilons()
         claimed = min(CLAIMED, key=lambda name: by_accountant[name])
         return {
@@ -158,9 +163,10 @@ def epsilon(
     delta: float | None = None,
     accountant: str = "best",
 ) -> float:
-    """The epsilon that a run with Poisson sampling and Gaussian noise would have. Hypothetical: no run is needed.
+    """Compute the epsilon that a run with Poisson sampling and Gaussian noise would have.
 
-    The paper's headline figure (section 1) by its own accountant, and by a tighter one:
+    The epsilon is hypothetical: no run and no corpus are needed. The example gives the epsilon of the paper (section 1)
+    by the paper's accountant, and by a tighter one:
 
     >>> import unheard
     >>> paper = dict(users=763_430, users_per_round=5000, noise_multiplier=1.0, rounds=5000, delta=1e-9)
@@ -170,13 +176,13 @@ def epsilon(
     4.183
 
     Args:
-        users: The population: how many users there are, as you may say in public.
+        users: The population: the declared number of users, which may be published.
         users_per_round: The expected number of users in a round. Each user is drawn with probability users_per_round /
             users.
         noise_multiplier: z, the standard deviation of the noise in units of the sensitivity.
-        rounds: Rounds of training.
+        rounds: The number of rounds of training.
         delta: The delta of the guarantee, below 1 / users. None: users^-1.1, as in the paper.
-        accountant: "moments" (the paper's), "rdp", "pld", or "best" for the smallest valid bound.
+        accountant: "moments" (the paper's), "rdp", "pld", or "best" for the smaller of pld and rdp.
 
     Returns:
         Epsilon at delta, for adding or removing one user with everything that the user wrote.
@@ -196,15 +202,15 @@ def epsilon(
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """The answer of `plan`.
+    """The result of `plan`.
 
     Attributes:
-        solved_for: The name of the value that was left out.
+        solved_for: The name of the parameter that was left out.
         target: The epsilon to meet.
-        estimate: The cheapest run that was found to meet it.
-        bound: The epsilon of that run, and the accountant that shows it.
-        cheaper: The next cheaper run that was tried and does not meet the target; None where the search ended at the
-            edge of what is possible.
+        estimate: The cheapest run found that meets the target.
+        bound: The epsilon of that run, and the name of the accountant that computed it.
+        cheaper: The next cheaper run that was tried and does not meet the target; None if the search ended at the limit
+            of what it tries.
     """
 
     solved_for: str
@@ -214,10 +220,10 @@ class Solution:
     cheaper: CostEstimate | None
 
     def record(self, accountant: str) -> dict[str, Any]:
-        """What was solved for, as data for JSON.
+        """Return the name of the solved parameter, the target and the nearest value that misses it, for JSON.
 
         Args:
-            accountant: The accountant that `solve` was called with.
+            accountant: The accountant that was passed to `plan`.
         """
         return {
             "solved_for": self.solved_for,
@@ -237,7 +243,9 @@ def plan(
     accountant: str = "best",
     progress: Progress = lambda _: None,
 ) -> Solution:
-    """Find the value that meets a target epsilon: the least noise, the most users per round, or the most rounds.
+    """Find the parameter that meets a target epsilon: the smallest noise, the most users per round, or the most rounds.
+
+    Leave out exactly one of `users_per_round`, `noise_multiplier` and `rounds`: it is solved for.
 
     >>> import unheard
     >>> solution = unheard.plan(users=100_000, users_per_round=1000, rounds=1000, epsilon=2.0, accountant="rdp")
@@ -247,21 +255,22 @@ def plan(
     True
 
     Args:
-        users: The population: how many users there are, as you may say in public.
+        users: The population: the declared number of users, which may be published.
         epsilon: The target.
         users_per_round: The expected number of users in a round.
         noise_multiplier: z, the standard deviation of the noise in units of the sensitivity.
-        rounds: Rounds of training. Leave out exactly one of these three: it is solved for.
+        rounds: The number of rounds of training.
         delta: The delta of the guarantee, below 1 / users. None: users^-1.1, as in the paper.
         accountant: The accountant whose bound must meet the target: "moments" (the paper's), "rdp", "pld", or "best" for
-            the smallest valid bound.
+            the smaller of pld and rdp.
         progress: Called with a line of text before each trial, since pld takes seconds.
 
     Returns:
-        The cheapest solution that was found and its bound. Hypothetical: it belongs to a run that has not happened.
+        The cheapest solution found, and its bound. The epsilon is hypothetical: no such run has happened.
 
     Raises:
-        InvalidValue: Not exactly one value is left out, a value is out of its range, or the target is out of reach.
+        InvalidValue: Not exactly one value is left out, a value is out of its range, or no value meets the target.
+        AccountingError: The solution could not be confirmed by the accountant.
     """
     given = {"noise_multiplier": noise_multiplier, "users_per_round": users_per_round, "rounds": rounds}
     missing = [name for name in UNKNOWNS if given[name] is None]
@@ -275,17 +284,17 @@ def plan(
     delta = default_delta(users) if delta is None else delta
 
     def at(n: int) -> CostEstimate:
-        """The estimate with the n-th value of the unknown."""
+        """Return the estimate with the n-th value of the unknown parameter; larger n cost more epsilon."""
         return CostEstimate(population=users, delta=delta, **{**given, unknown: value_at(n)})  # pyright: ignore
 
     @functools.cache
     def excess(n: int, by: str) -> float:
-        """The logarithm of epsilon with the n-th value, divided by the target."""
+        """Return log(epsilon / target) with the n-th value; at most 0 if the target is met."""
         progress(f"trying {unknown} = {value_at(n):g}")
         return math.log(max(at(n).bound(by).epsilon, 1e-300) / epsilon)
 
-    # The quick accountant's bound is valid, so its answer is a lower end for the search by a tighter, slower
-    # accountant.
+    # The bound of the fast accountant is valid, so its solution also meets the target by the tighter, slower accountant.
+    # The slow search starts from that solution.
     quick = accountant if _is_quick(accountant) else RUNNING_ACCOUNTANT
     low, high = least, most
     if accountant in ("best", quick) and excess(least, quick) <= 0:
@@ -312,18 +321,18 @@ def plan(
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseLevel:
-    """How large the noise of one round is beside the largest update of one user.
+    """How large the noise of one round is, compared with the largest possible update of one user.
 
-    The rule compares norms. Noise of standard deviation sigma on P parameters has norm sigma * sqrt(P); the average of
-    updates that are clipped to S has a norm of at most S. The limits come from these results, which the ratio of the two
-    orders although S, P and sigma differ:
+    The ratio compares two norms. Noise with standard deviation sigma on P parameters has norm sigma * sqrt(P); the
+    average of updates that are clipped to S has a norm of at most S. The limits of the ratio come from these
+    experiments. A larger ratio gave a worse model, although S, P and sigma differ between the experiments:
 
-    - 0.23: the paper's LSTM (P = 1,346,144, S = 15) loses 0.13 points of accuracy at sigma = 0.003; nearly free.
-    - 0.93: it loses 1.3 points at sigma = 0.012 (Table 2 of the paper); it trains.
-    - 0.23 and 0.93 on 750,947 reviewers with one local step each: it loses 1.35 and 7.6 points and still trains (17.7 %
-      accuracy after 5,000 rounds, where a bigram has 18.5 %); short texts make small updates.
-    - 0.88, 3.5, 7 and 14: the demo's LSTM (P = 122,912, S = 8, 75 users per round) has perplexity 124, 181,
-      292 and 544 after 30 rounds; word frequencies alone have 214. At 7 and above the model is worse than counting words.
+    - 0.23: the paper's LSTM (P = 1,346,144, S = 15) loses 0.13 points of accuracy at sigma = 0.003; a small cost.
+    - 0.93: the same model loses 1.3 points at sigma = 0.012 (Table 2 of the paper); it trains.
+    - 0.23 and 0.93, with 750,947 reviewers as users and one local step each: the same model loses 1.35 and 7.6 points,
+      and still trains (17.7 % accuracy after 5,000 rounds; a bigram model has 18.5 %). Short texts make small updates.
+    - 0.88, 3.5, 7 and 14: the demo's LSTM (P = 122,912, S = 8, 75 users per round) has perplexity 124, 181, 292 and 544
+      after 30 rounds. Word frequencies alone have 214, so at 7 and above the model is worse than counting words.
 
     >>> NoiseLevel(noise_std=0.3, clip_norm=15.0, parameters=1_346_144).verdict
     'dominates'
@@ -350,9 +359,9 @@ class NoiseLevel:
 
     @property
     def verdict(self) -> str:
-        """What to expect, in a few words."""
+        """The expected effect on training: "small cost", "trains", "costs much" or "dominates"."""
         if self.ratio <= FREE_RATIO:
-            return "nearly free"
+            return "small cost"
         if self.ratio <= COSTLY_RATIO:
             return "trains"
         return "dominates" if self.is_dominant else "costs much"
@@ -360,38 +369,38 @@ class NoiseLevel:
     def __str__(self) -> str:
         return (
             f"sigma = {self.noise_std:.3g}: the norm of the noise of one round is {self.ratio:.2g} times S = "
-            f"{self.clip_norm:g} ({self.verdict}; up to {FREE_RATIO:g} is nearly free, above {DOMINANT_RATIO:g} the noise "
+            f"{self.clip_norm:g} ({self.verdict}; up to {FREE_RATIO:g} costs little, above {DOMINANT_RATIO:g} the noise "
             "dominates the updates)."
         )
 
     def record(self) -> dict[str, Any]:
-        """The fields, the ratio and the verdict, as data for JSON."""
+        """Return the fields, the ratio and the verdict as plain JSON values."""
         return {**vars(self), "ratio": self.ratio, "verdict": self.verdict}
 
     def caution(self) -> str | None:
-        """A warning with the cure if the noise will dominate the updates; None otherwise."""
+        """Return a warning with possible remedies if the noise will dominate the updates; None otherwise."""
         if not self.is_dominant:
             return None
         factor = self.ratio / COSTLY_RATIO
         return (
-            f"The noise will dominate the updates: sigma = {self.noise_std:.3g} on {self.parameters:,} parameters gives the "
-            f"noise of each round {self.ratio:.2g} times the norm that one user's update may have (S = {self.clip_norm:g}). "
-            f"Models trained up to about {COSTLY_RATIO:g}; expect a useless one. Cures: about {factor:.0f} times as many users "
-            "per round at the same z (sigma = z S / users per round); fewer rounds, which allow a smaller z at the same "
-            "epsilon; fewer parameters: a smaller model, or LoRA on a pre-trained one; a public start (training.init_from), "
-            "which leaves less to learn; correlated noise (`unheard plan --compare-noise`). `unheard plan --users N "
-            "--epsilon E` shows what your users allow."
+            f"The noise will dominate the updates: with sigma = {self.noise_std:.3g} and {self.parameters:,} parameters, the "
+            f"norm of the noise of one round is {self.ratio:.2g} times the largest norm of a user's update (S = "
+            f"{self.clip_norm:g}). The model will learn little or nothing; this number should be about {COSTLY_RATIO:g} or "
+            f"less. To lower it: take about {factor:.0f} times as many users per round at the same z (sigma = z S / users per "
+            "round); train fewer rounds, which allow a smaller z at the same epsilon; use fewer parameters (a smaller model, "
+            "or LoRA on a pre-trained one); or use correlated noise (`unheard plan --compare-noise`). A public start "
+            "(training.init_from) leaves less to learn. `unheard plan --users N --epsilon E` shows what your users allow."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeasiblePlan:
-    """One way to spend a target epsilon.
+    """One combination of users per round, z and rounds that meets a target epsilon.
 
     Attributes:
-        estimate: Users per round, z and rounds, with an epsilon of at most the target.
-        bound: The epsilon that such a run would claim, and its accountant. Hypothetical.
-        noise: sigma, and what to expect of it.
+        estimate: Users per round, z and rounds.
+        bound: The hypothetical epsilon that such a run would claim, and its accountant.
+        noise: sigma, and its expected effect on training.
     """
 
     estimate: CostEstimate
@@ -399,7 +408,7 @@ class FeasiblePlan:
     noise: NoiseLevel
 
     def record(self) -> dict[str, Any]:
-        """The plan as data for JSON."""
+        """Return the plan as plain JSON values."""
         return {
             "users": self.estimate.population,
             "users_per_round": self.estimate.users_per_round,
@@ -420,20 +429,21 @@ def feasible_plans(
     parameters: int = PAPER_PARAMETERS,
     progress: Progress = lambda _: None,
 ) -> list[FeasiblePlan]:
-    """What a population allows: for several cohorts and numbers of rounds, the least noise that meets the target.
+    """Find the smallest noise that meets the target, for several cohort sizes and numbers of rounds.
 
-    z is solved for by RDP, which is quick; the claimed epsilon, usually PLD's, is then somewhat below the target.
+    RDP solves for z, because it is fast. The claimed epsilon, usually by PLD, is then slightly below the target.
 
     Args:
         population: The number of users that the run would declare.
         epsilon: The target.
-        delta: `default_delta(population)` if left out.
-        clip_norm: S, from which sigma follows.
+        delta: The delta of the guarantee. None: `default_delta(population)`.
+        clip_norm: S, which sigma is computed from.
         parameters: The number of parameters of the model.
         progress: Called with a line of text before each plan.
 
     Raises:
-        InvalidValue: A value is out of range, or no plan meets the target.
+        InvalidValue: A value is out of range, or no combination meets the target.
+        AccountingError: The accountant could confirm none of the plans.
     """
     cohorts = [n for n in FEASIBLE_COHORTS if n <= population / 2] or [max(1, population // 2)]
     plans, refusal = [], None
@@ -449,7 +459,7 @@ def feasible_plans(
                     delta=delta,
                     accountant=RUNNING_ACCOUNTANT,
                 ).estimate
-            except AccountingError as error:
+            except (AccountingError, InvalidValue) as error:  # skip a combination that cannot meet the target
                 refusal = error
                 continue
             noise = estimate.noise_level(clip_norm, parameters)
@@ -465,9 +475,9 @@ def default_delta(population: int) -> float:
 
 
 def caution(delta: float) -> str | None:
-    """A warning about a delta that is allowed but so large that the guarantee is worth little; None for other deltas.
+    """Return a warning if delta is allowed but so large that the guarantee means little; None otherwise.
 
-    The default, users^-1.1, is that large below 66 users.
+    The default delta, users^-1.1, is that large for populations below 66 users.
     """
     if delta <= LARGE_DELTA:
         return None
@@ -480,16 +490,17 @@ def caution(delta: float) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingComparison:
-    """Sampling of users beside sampling of examples, at one epsilon and about the same compute.
+    """The noise of sampling users and of sampling examples, at the same epsilon and about the same computation.
 
     Attributes:
         epsilon: The epsilon of both.
-        examples_per_user: G, the largest number of examples of a user.
-        examples_per_round: As many as the users of a round have, if each has G.
-        users_noise: z of sampling users, in units of the bound of one user.
-        examples_noise: z of sampling examples, in units of the bound of one example.
-        users_std: The noise of the average, for a clip of 1: z / users per round.
-        examples_std: The same for examples: z / examples per round.
+        examples_per_user: G, the largest number of examples of one user.
+        examples_per_round: The expected number of examples in a round: users per round times G.
+        users_noise: z if users are sampled, in units of the bound of one user.
+        examples_noise: z if examples are sampled, in units of the bound of one example.
+        users_std: The standard deviation of the noise in the average if users are sampled and the clip norm is 1:
+            z / users per round.
+        examples_std: The same if examples are sampled: z / examples per round.
     """
 
     epsilon: float
@@ -504,10 +515,10 @@ class SamplingComparison:
 def compare_sampling(
     estimate: CostEstimate, examples_per_user: int, progress: Progress = lambda _: None
 ) -> SamplingComparison:
-    """The noise that sampling of examples needs for the epsilon of a run that samples users.
+    """Compute the noise that a run that samples examples needs to reach the epsilon of a run that samples users.
 
-    Both compute gradients of the same number of examples per round. Only pld bounds sampling of examples, so one trial
-    takes seconds, or up to a minute for many examples per user.
+    Both runs compute gradients of the same number of examples per round. Only pld has a bound for sampling of examples,
+    so one trial takes seconds, or up to a minute for many examples per user.
 
     Args:
         estimate: The run that samples users.
@@ -521,7 +532,7 @@ def compare_sampling(
     require(math.isfinite(target) and target > 0, "a run without noise has no epsilon to compare at.")
 
     def is_enough(z: float) -> bool:
-        """Whether sampling of examples meets the target with this noise."""
+        """Whether sampling of examples meets the target with noise multiplier z."""
         progress(f"trying noise {z:.3g} for examples")
         event = ExampleGaussian(
             sampling_prob=estimate.event.sampling_prob, examples_per_user=examples_per_user, noise_multiplier=z
@@ -551,8 +562,12 @@ def _is_quick(accountant: str) -> bool:
 
 
 def _scale(unknown: str, population: int) -> tuple[int, int, int, Callable[[int], float]]:
-    """The scale of a search: the least whole number, where to start, the largest, and the value of each number."""
-    if unknown == "noise_multiplier":  # a tenth of a percent less noise at each step, in four digits
+    """Return the scale of a search, which runs over whole numbers n.
+
+    Returns:
+        The smallest n, the n to start from, the largest n, and a function from n to the value of the unknown parameter.
+    """
+    if unknown == "noise_multiplier":  # each step reduces the noise by 0.1 percent; values have four digits
         start, most = (math.floor(1000 * math.log(MOST_NOISE / z)) for z in (1.0, LEAST_NOISE))
         return 0, start, most, lambda n: float(f"{MOST_NOISE * math.exp(-n / 1000):.4g}")
     if unknown == "users_per_round":
@@ -561,12 +576,14 @@ def _scale(unknown: str, population: int) -> tuple[int, int, int, Callable[[int]
 
 
 def _largest(excess: Callable[[int], float], start: int, least: int, most: int) -> tuple[int, int | None]:
-    """Search the largest number whose excess is at most 0, and a slightly larger one whose excess is above 0 (or None).
+    """Find the largest n whose excess is at most 0. Numbers from 20,000 up are found to a tenth of a percent.
 
-    The excess grows with the number, and that of `least` is at most 0.
+    The excess must grow with n, and the excess of `least` must be at most 0. The search first moves from `start` in
+    steps that double, until an interval contains the answer. It then narrows the interval by linear interpolation
+    between its ends, and by bisection in every third trial.
 
-    Steps that double lead from `start` to an interval that holds the answer. The line through the ends of the interval
-    proposes the next trial, and every third trial halves it. Large numbers are found to a tenth of a percent.
+    Returns:
+        That n, and a slightly larger number whose excess is above 0; None if `most` itself has an excess of at most 0.
     """
     low, high, step = least, None, max(1, start // 100)
     if excess(start) <= 0:
@@ -587,7 +604,7 @@ def _largest(excess: Callable[[int], float], start: int, least: int, most: int) 
         middle, trials = (low + high) // 2, trials + 1
         if trials % 3 and math.isfinite(below) and math.isfinite(above):
             middle = low + math.floor((high - low) * below / (below - above))
-        # Beside an end the trial closes the interval, if the answer is there.
+        # Keep the trial one step away from both ends. If the answer is next to an end, this trial closes the interval.
         middle = min(max(middle, low + width), high - width)
         low, high = (middle, high) if excess(middle) <= 0 else (low, middle)
     return low, high

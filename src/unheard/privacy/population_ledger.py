@@ -1,33 +1,36 @@
-"""The ledger of a population: what all runs on the same users have been charged together.
+"""The ledger of a population: the events of all runs on the same users.
 
-A run's statement covers that run. Training again every month on the same users composes, so every run on a store is
-also charged to a ledger that belongs to the store, or to several stores whose users overlap. This module implements the
-composition over runs (docs/privacy.md, "all runs compose") and, if the owner sets one, the budget over all runs. The
-design and its reasons: docs/decisions/0030-a-ledger-for-the-store.md. Adaptive composition holds for events that are
-chosen in the light of earlier results (Dwork, Rothblum and Vadhan 2010; for running stops, Feldman and Zrnic 2021).
+The statement of a run covers only that run. If several runs train on the same users, for example one every month, their
+costs add up. So every run on a store is also charged to a second ledger, which belongs to the store, or to several
+stores whose users overlap. This module implements the composition over runs (docs/privacy.md, "all runs compose") and,
+if the owner sets one, the budget over all runs. The design and its reasons:
+docs/decisions/0030-a-ledger-for-the-store.md. Adaptive composition holds for events that are chosen after looking at
+earlier results (Dwork, Rothblum and Vadhan 2010; for a run that is stopped when a budget is spent, Feldman and Zrnic
+2021).
 
-    open_population_ledger(store, ...)    the ledger of a store, begun if there is none; charges the store's vocabulary
-    PopulationLedger.read(path)           look without a lock and without writing
+    open_population_ledger(store, ...)    open the ledger of a store, or create it; charges the store's vocabulary
+    PopulationLedger.read(path)           read a ledger without a lock and without writing
     JointLedger(ledger, population)       a run's ledger that also charges the population (`run_ledger.py`)
 
 Each line of the file (format: `ledger.py`) after the header is one of
 
-    {"began": {"run": ..., "facts": ..., "held": n}}                  a run begins
+    {"began": {"run": ..., "facts": ..., "held": n}}                  a run began
     {"run": ..., "position": n, "event": {...}, "once": ...}          an event, at its position in the run's ledger
     {"budget": {"epsilon": ..., "delta": ..., "orders": [...], ...}}  the budget of all runs; the newest one counts
     {"moved": {"to": path}}                                           this ledger was joined to another one
     {"released": {"run": ..., "sha256": ...}}                         a model that a run on these users is about to write
 
-**What a store remembers.** The ledger lies in the store, or where `[privacy] ledger` says. A new run has nothing else to
-compare it with: no checkpoint of its own remembers the ledger yet. So the store keeps a small file, `ledgers.json`, and
-a ledger that is deleted, swapped or cut is an error, never a fresh start:
+**The record in the store.** The ledger is in the store, or at the path of `[privacy] ledger`. A new run has no
+checkpoint that it could compare the ledger with. So the store has a small file, `ledgers.json`, with the position of
+each ledger. If a ledger was deleted, replaced or cut, the run stops with an error instead of starting with an empty
+ledger:
 
-    {"known": {"ledger.jsonl": {"ledger": ..., "length": n, "head": ...}},     where each ledger stood at the last save
+    {"known": {"ledger.jsonl": {"ledger": ..., "length": n, "head": ...}},     the last recorded position of each ledger
      "continues": {"ledger": path, "joined": false}}                           the ledger of an earlier store
 
-The file holds paths and hashes only, and it is copied with the store: a copy without the ledger is refused too. A store
-has it from its preparation on, and `digests.json` says so: where it is missing, it was deleted. Stores of version 0.1.0
-and parts of stores have none.
+The file has paths and hashes only. It is copied with the store, so a copy of the store without the ledger is refused
+too. `prepare` writes the file and notes it in `digests.json`; if the file is missing, it was deleted. Stores of version
+0.1.0 and parts of stores have no such file.
 """
 
 import contextlib
@@ -56,22 +59,22 @@ MAX_MOVES = 8
 
 
 @dataclass
-class Member:
+class ChargedRun:
     """One run in the ledger of a population.
 
     Attributes:
-        id: The name of the run, unique among all runs.
-        facts: Some public facts that the run declared.
-        held: How many entries of the run's own ledger, from the first on, are charged here.
-        events: The events that are charged here under this run's name.
-        begun: How often a run with this id began. Only a seeded run can begin twice, as a repetition.
+        id: The id of the run, unique among all runs.
+        facts: Some of the public facts that the run declared.
+        num_charged: The first `num_charged` entries of the run's own ledger are charged here.
+        events: The events that are charged here under the id of this run.
+        begun: How many times a run with this id began. Only a seeded run can begin twice, as a repetition.
         is_charged_again: Whether a position of the run's ledger was charged more than once.
-        rounds: The number of the round of each event; -1 where the ledger does not say.
+        rounds: The round number of each event; -1 if the ledger does not say it.
     """
 
     id: str
     facts: dict[str, Any] = field(default_factory=dict)
-    held: int = 0
+    num_charged: int = 0
     events: list[Event] = field(default_factory=list)
     begun: int = 0
     is_charged_again: bool = False
@@ -79,25 +82,28 @@ class Member:
 
     @property
     def has_repeats(self) -> bool:
-        """Whether the charges may be of several folders: a seeded run repeats under one id, with the same releases."""
+        """Whether the charges may come from several run folders.
+
+        Repetitions of a seeded run have the same id, and release the same models.
+        """
         return self.id.startswith(REPRODUCIBLE) and (self.begun > 1 or self.is_charged_again)
 
 
 class PopulationLedger:
     """An append-only list of the events of all runs on one population, with several writers.
 
-    Every method that writes takes the file's lock, reads what other processes have written meanwhile, and has its own
-    line on disk when it returns. All methods raise `LedgerError` if the file is damaged, cannot be read or written, or
-    was shortened while in use.
+    Every method that writes takes the lock of the file, reads what other processes have written meanwhile, and returns
+    after its own line is synced to disk. All methods raise `LedgerError` if the file is damaged, cannot be read or
+    written, or was shortened while in use.
 
     Attributes:
-        members: The runs by id, in the order in which they began.
+        runs: The runs by id, in the order in which they began.
         budget: The budget of all runs together; None if none is set.
-        released: The digests of the parameters of every model that was trained on these users, and the id of its run.
+        released: The id of the run of each model that was trained on these users, by the digest of its parameters.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.members: dict[str, Member] = {}
+        self.runs: dict[str, ChargedRun] = {}
         self.released: dict[str, str] = {}
         self.budget: Budget | None = None
         self._running: RunningEpsilon | None = None
@@ -106,37 +112,37 @@ class PopulationLedger:
         self._moved_to: Path | None = None
         self._came_from: tuple[ChainedFile, ...] = ()
         self._file = ChainedFile(path, FORMAT)
-        self._home: tuple[Path, Path] | None = None  # the store, and the ledger as the run file names it
+        self._home: tuple[Path, Path] | None = None  # the store, and the path of its ledger
 
     @classmethod
     def open(
         cls, path: str | os.PathLike[str], facts: Mapping[str, Any], *, must_exist: bool = False
     ) -> "PopulationLedger":
-        """Open the ledger at `path`, or where it has moved to, in order to charge it.
+        """Open the ledger at `path` for charging. If it was moved, open it at its new path.
 
         Args:
-            path: The file. If nothing is there, a new ledger is created.
+            path: The file. If it does not exist, a new ledger is created.
             facts: The public facts of a new ledger.
-            must_exist: Whether a ledger was there before, so that a missing file is an error.
+            must_exist: Whether a missing file is an error, because a ledger existed before.
 
         Raises:
-            LedgerError: Something that is no ledger is at the path (it is left as it is), the ledger is damaged, or it
-                must exist and is missing.
+            LedgerError: The path is not a ledger (it is left unchanged), the ledger is damaged, or it must exist and is
+                missing.
         """
 
         def open_here(path: Path) -> "PopulationLedger":
-            """Open the ledger at a path, or create it."""
+            """Open the ledger at a path, or create it. Does not follow moves."""
             population = cls(path)
             file = population._file
             with _advice_on_failure(file.path), file.locked():
-                # DP: a ledger that is gone held charges; to begin a new one would forget them.
+                # DP: the missing ledger had charges, which a new ledger would forget.
                 if must_exist and not os.path.lexists(file.path):
                     raise LedgerError(
                         f"{file.path} is missing: what these users have spent was recorded there. Put it back, or name "
                         "where it lies now: [privacy] ledger in the run file."
                     )
                 if not os.path.lexists(file.path):
-                    # A random id tells copies of one ledger from two ledgers that were begun with equal facts.
+                    # With a random id, two new ledgers with equal facts are not mistaken for copies of one ledger.
                     file.create({"id": secrets.token_hex(16), **facts})
                 population._refresh(repair=True)
             return population
@@ -145,10 +151,10 @@ class PopulationLedger:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "PopulationLedger":
-        """Read and verify the ledger at `path`, or where it has moved to, without a lock and without writing."""
+        """Read and verify the ledger at `path`, without a lock and without writing. If it was moved, follow it."""
 
         def read_here(path: Path) -> "PopulationLedger":
-            """Read the ledger at a path without repairing it."""
+            """Read the ledger at a path without repairing it. Does not follow moves."""
             population = cls(path)
             with _advice_on_failure(population.path):
                 population._refresh(repair=False)
@@ -163,16 +169,19 @@ class PopulationLedger:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The public facts of the header: a random id, and the name of the corpus it was begun for."""
+        """The public facts of the header: a random id, and the name of the corpus that the ledger was created for."""
         return dict(self._file.facts)
 
     @property
     def position(self) -> dict[str, Any]:
-        """Identifies everything charged so far; the checkpoints of a run remember it. See `contains`."""
+        """The position of the ledger: its identity, length and last hash.
+
+        It identifies everything charged so far. The checkpoints of a run store it, and `contains` checks it later.
+        """
         return {"ledger": self._file.hashes[0], "length": len(self._file), "head": self._file.head}
 
     def position_at(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        """The position of the file at `path`: of this ledger, or of one that has moved here."""
+        """Return the position of the ledger file at `path`: this ledger, or a ledger that was moved to this one."""
         for file in (self._file, *self._came_from):
             if os.path.realpath(file.path) == os.path.realpath(path):
                 return {"ledger": file.hashes[0], "length": len(file), "head": file.head}
@@ -181,64 +190,74 @@ class PopulationLedger:
     @property
     def events(self) -> list[Event]:
         """The events of all runs, grouped by run."""
-        return [event for member in self.members.values() for event in member.events]
+        return [event for charged_run in self.runs.values() for event in charged_run.events]
 
     def contains(self, position: Mapping[str, Any]) -> bool | None:
-        """Whether this ledger has grown out of that position; None if the position belongs to another ledger."""
+        """Whether this ledger had that position earlier and has only grown since.
+
+        Returns:
+            None if the position belongs to another ledger.
+        """
         for file in (self._file, *self._came_from):
             if file.hashes[0] == position["ledger"]:
-                # DP: a ledger cut at a line's end has a valid chain; only this tells it from one that was charged less.
+                # DP: a ledger that was cut at the end of a line has a valid chain; only this check shows that charges
+                # are missing.
                 return file.contains(position["length"], position["head"])
         return None
 
-    def register(self, run: str, facts: Mapping[str, Any], held: int, *, is_new: bool = False) -> None:
-        """Record that a run begins; does nothing if the run is known, unless it begins again.
+    def register(self, run: str, facts: Mapping[str, Any], num_charged: int, *, is_new: bool = False) -> None:
+        """Record that a run began. Does nothing if the run is already recorded, unless `is_new`.
 
         Args:
             run: The id of the run.
             facts: Public facts of the run.
-            held: The number of entries at the start of the run's own ledger that belong to an earlier run and are
-                charged here under the earlier run's id.
-            is_new: Whether the run begins now. A known run is then a repetition of a seeded run.
+            num_charged: The number of entries at the start of the run's own ledger that need not be charged here, because they
+                are charged under another id: those of the vocabulary and of an earlier run.
+            is_new: Whether the run begins now. If the run is already recorded, it is a repetition of a seeded run.
         """
         with self._up_to_date():
-            if is_new or run not in self.members:
-                self._write({"began": {"run": run, "facts": dict(facts), "held": held}})
+            if is_new or run not in self.runs:
+                self._write({"began": {"run": run, "facts": dict(facts), "held": num_charged}})
 
     def settle(self, run: str, entries: Sequence[Entry | Event]) -> int:
-        """Charge what a run's own ledger has and this ledger lacks, for example after a store was copied without it.
+        """Charge the entries of a run's own ledger that are missing here, for example after a copy of the store.
+
+        No budget is checked, because the rounds have already happened.
 
         Args:
             run: The id of the run.
-            entries: The whole of the run's own ledger.
+            entries: All entries of the run's own ledger.
 
         Returns:
             The number of events that were missing.
         """
         with self._up_to_date():
-            held = self.members[run].held if run in self.members else 0
-            events = [item.event if isinstance(item, Entry) else item for item in entries[held:]]
-            # DP: what a run was charged before it came here was charged to the same users; no budget can undo it.
-            self._write(*(_charge(run, position, event) for position, event in enumerate(events, start=held)))
+            charged = self.runs[run].num_charged if run in self.runs else 0
+            events = [item.event if isinstance(item, Entry) else item for item in entries[charged:]]
+            # DP: the run was charged for the same users before its charges came here; no budget can undo that.
+            self._write(*(_charge(run, position, event) for position, event in enumerate(events, start=charged)))
             return len(events)
 
     def charge(self, run: str, position: int, event: Event, round: int, *, again: bool = False) -> None:
-        """Charge one more event of a run; it is on disk when this returns.
+        """Charge one more event of a run. It is synced to disk when this returns.
 
         Args:
             run: The id of the run.
             position: The position that the event will have in the run's own ledger.
             event: What the round will do to the users' data.
-            round: The number of the round, for the error message.
-            again: With correlated noise, whether a kill left this position charged here and not in the run's ledger.
+            round: The number of the round, for the entry and for error messages.
+            again: For correlated noise: whether this position is already charged here but not in the run's ledger,
+                because the process was killed between the two charges.
 
         Raises:
             BudgetExceeded: The event would exceed the budget of all runs together. Nothing is charged.
-            LedgerError: A copy of the run has gone on with the same history of correlated noise.
+            LedgerError: A copy of the run was trained further with the same history of correlated noise.
+            UnprovenCombination: There is a budget, and several runs drew the same cohorts.
         """
         with self._up_to_date():
-            is_copy = run in self.members and position < self.members[run].held and not run.startswith(REPRODUCIBLE)
-            # DP: rounds within a block cost nothing more only if one process makes them: a copy has noise of its own.
+            is_copy = run in self.runs and position < self.runs[run].num_charged and not run.startswith(REPRODUCIBLE)
+            # DP: the later rounds of a block are free only if one process computes them all; a copy of the run draws
+            # other noise.
             if is_copy and isinstance(event, CorrelatedGaussian) and event.index and not again:
                 raise LedgerError(
                     f"Another copy of this run was charged for the same attempt in {self.path}. Two copies must not share one "
@@ -248,14 +267,15 @@ class PopulationLedger:
             if self.budget is not None:
                 assert self._running is not None
                 self.check_cohorts()
-                # DP: asked under the lock, with every other run's rounds counted, before anything of the round exists.
+                # DP: checked under the lock, after the charges of all other runs are read, and before the round starts.
                 whose = f"all runs on this population ({self.path})"
                 self.budget.check(self._running, event, round, whose, larger="with `unheard budget --epsilon`")
-            # DP: always a new line: a copy of this run that is trained further releases models of its own.
+            # DP: every charge is a new line, because a copy of this run that is trained further releases its own
+            # models.
             self._write({**_charge(run, position, event), "round": round})
 
     def record_release(self, run: str, sha256: str) -> None:
-        """Record a model that a run is about to write, so that it is known wherever the file is copied to.
+        """Record a model that a run is about to write. A copy of the model can then be recognised by its parameters.
 
         Args:
             run: The id of the run.
@@ -266,59 +286,64 @@ class PopulationLedger:
                 self._write({"released": {"run": run, "sha256": sha256}})
 
     def remember(self) -> None:
-        """Let the store record how far its ledger has grown, so that a ledger that is cut later is noticed."""
+        """Record the position of the ledger in the store, so that a later cut of the ledger is detected."""
         if self._home is not None:
             store, path = self._home
             with _advice_on_failure(store):
                 remember_position(store, path, self.position_at(path))
 
     def set_budget(self, budget: Budget) -> None:
-        """Set what all runs together may spend from now on. The newest budget counts; earlier ones stay on record.
+        """Set what all runs together may spend, including what is spent already.
 
-        A budget with orders (`accountants.FILTER_ORDERS`) is a privacy filter: see `is_filter`.
+        The newest budget counts; earlier ones stay in the file. A budget with orders (`accountants.FILTER_ORDERS`) is a
+        privacy filter: see `is_filter`.
+
+        Raises:
+            UnprovenCombination: Several runs drew the same cohorts.
         """
         with self._up_to_date():
             self.check_cohorts()
             self._write({"budget": budget.record})
 
     def join(self, other: "PopulationLedger", *, keep_budget: bool = False) -> None:
-        """Declare that `other` has the same users: copy its charges here, and let it refer to this ledger from now on.
+        """Declare that another ledger has the same users. Copies its charges here, and makes it refer to this ledger.
 
         Args:
-            other: The other ledger.
-            keep_budget: Whether the budget of `other` counts here too, if this ledger has none.
+            other: The other ledger. Later charges to it are written here.
+            keep_budget: Whether to copy the budget of `other` too, if this ledger has none.
 
         Raises:
-            InvalidValue: Both are the same ledger already.
+            InvalidValue: Both are already the same ledger.
         """
         if other.path == self.path:
             raise InvalidValue(f"{self.path} already is the ledger of both stores.")
-        first, second = sorted((self, other), key=lambda population: population.path)  # one lock order: no deadlock
+        first, second = sorted((self, other), key=lambda population: population.path)  # a fixed order of locks
         with first._up_to_date(), second._up_to_date():
-            # Copies of one ledger share their first lines. Every later line is a charge of its own, even for the same
-            # run.
+            # Copies of one ledger have the same first lines, which must not be charged twice. Every later line is a
+            # separate charge, even if it is for the same run.
             pairs = zip(self._file.hashes, other._file.hashes, strict=False)
             shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             with_budget = keep_budget and self.budget is None
             records = other._records[max(shared - 1, 0) :]
             self._write(*(record for record in records if "budget" not in record or with_budget))
-            # DP: from the next line on, every charge to the other ledger comes here, also of runs that are training now.
+            # DP: from the next line on, every charge to the other ledger is written here, also by runs that are
+            # training now.
             other._write({"moved": {"to": os.path.relpath(self.path, other.path.parent)}})
 
     def take_over(self, earlier: "PopulationLedger") -> None:
-        """Continue the ledger of an earlier store of (some of) the same users: its charges, and its budget."""
+        """Copy the charges and the budget of the ledger of an earlier store that has some of the same users."""
         # DP: users who are in both stores keep what they were charged; a user who is only in one is counted too high.
-        if earlier.path != self.path:  # else it was done before, and interrupted at the end
+        if earlier.path != self.path:  # equal if an earlier call was interrupted after the join
             self.join(earlier, keep_budget=True)
 
     def check_cohorts(self) -> None:
         """Raise `UnprovenCombination` if several runs drew the same cohorts (`training.shared_cohorts`)."""
         names = [
-            str(member.facts.get("name", member.id))
-            for member in self.members.values()
-            if "cohorts" in (member.facts.get("randomness") or {})
+            str(charged_run.facts.get("name", charged_run.id))
+            for charged_run in self.runs.values()
+            if "cohorts" in (charged_run.facts.get("randomness") or {})
         ]
-        # DP: composition takes the coins of each run to be independent of those of every other.
+        # DP: composition assumes that each run draws its cohorts independently of all other runs.
         if len(names) > 1:
             more = f" and {len(names) - 8} more" if len(names) > 8 else ""
             raise UnprovenCombination(
@@ -329,24 +354,30 @@ class PopulationLedger:
 
     @property
     def is_filter(self) -> bool:
-        """Whether everything charged is within a budget that was declared before the first round: a privacy filter."""
+        """Whether all charges are within a budget that was declared before the first round.
+
+        The budget is then a privacy filter, and the claim over all runs is the budget itself.
+        """
         running, budget = self._running, self.budget
         if budget is None or running is None or not self._is_declared:
             return False
         return running.failure == self._failure and running.epsilon <= budget.epsilon
 
     def running(self, delta: float, accountant: str = RUNNING_ACCOUNTANT) -> RunningEpsilon:
-        """The epsilon of all runs together at `delta`, ready for further charges.
+        """Return the running epsilon of all runs together. Further events can be charged to it.
 
         Args:
             delta: The delta of the guarantee.
-            accountant: One whose costs add up.
+            accountant: An accountant with additive costs: "rdp" or "moments".
         """
         return RunningEpsilon(delta, accountant, self.events)
 
     @contextlib.contextmanager
     def _up_to_date(self) -> Iterator[None]:
-        """Hold the lock with everything read that other runs wrote. A ledger that has moved meanwhile is followed."""
+        """Hold the lock of the ledger, after reading what other processes wrote.
+
+        If another process has moved the ledger meanwhile, this object becomes the ledger at the new path.
+        """
         for _ in range(MAX_MOVES):
             with _advice_on_failure(self.path), self._file.locked():
                 self._refresh(repair=True)
@@ -367,26 +398,35 @@ class PopulationLedger:
             self._apply(record)
 
     def _refresh(self, *, repair: bool) -> None:
-        """Apply the records that were appended since the last read."""
+        """Read the records that were appended since the last read, and apply them.
+
+        Args:
+            repair: Whether to repair an incomplete last line of the file.
+        """
         for record in self._file.read():
             try:
                 self._apply(record)
             except (KeyError, TypeError, ValueError, AttributeError, InvalidValue):
-                raise LedgerError(f"{self.path}: a line is sealed, but this version does not know its kind.") from None
+                raise LedgerError(
+                    f"{self.path}: a line is intact, but this version does not know its kind. Use the version that wrote it."
+                ) from None
         if repair:
             self._file.repair()
 
     def _apply(self, record: dict[str, Any]) -> None:
-        """Take one record into `members`, `budget` and the rest."""
+        """Update `runs`, `budget` and the other attributes with one record of the file."""
         if "began" in record:
             began = record["began"]
-            member = self.members.setdefault(began["run"], Member(id=began["run"]))
-            member.facts, member.held = dict(began["facts"]), max(member.held, int(began["held"]))
-            member.begun += 1
+            charged_run = self.runs.setdefault(began["run"], ChargedRun(id=began["run"]))
+            charged_run.facts, charged_run.num_charged = (
+                dict(began["facts"]),
+                max(charged_run.num_charged, int(began["held"])),
+            )
+            charged_run.begun += 1
         elif "budget" in record:
             budget = Budget(**record["budget"])
             is_first = self.budget is None and not has_rounds(self.events)
-            # DP: a budget that was declared or changed after results were seen may have been chosen by them.
+            # DP: a budget that was declared or changed after results were seen may depend on them.
             self._is_declared = bool(budget.orders) and (is_first or (self._is_declared and budget == self.budget))
             self.budget = budget
             self._running = self.budget.running(self.events)
@@ -397,23 +437,23 @@ class PopulationLedger:
             self._moved_to = self.path.parent / record["moved"]["to"]
         else:
             event = from_record(record["event"])
-            member = self.members.setdefault(record["run"], Member(id=record["run"]))
-            member.is_charged_again |= int(record["position"]) < member.held
-            member.held = max(member.held, int(record["position"]) + 1)
-            member.events.append(event)
-            member.rounds.append(int(record.get("round", -1)))
+            charged_run = self.runs.setdefault(record["run"], ChargedRun(id=record["run"]))
+            charged_run.is_charged_again |= int(record["position"]) < charged_run.num_charged
+            charged_run.num_charged = max(charged_run.num_charged, int(record["position"]) + 1)
+            charged_run.events.append(event)
+            charged_run.rounds.append(int(record.get("round", -1)))
             if self._running is not None:
                 self._running.charge(event)
         self._records.append(record)
 
 
-def vocabulary_member(corpus: str) -> str:
+def vocabulary_run(corpus: str) -> str:
     """Return the id under which the private vocabulary of a corpus is charged."""
     return f"vocabulary-{corpus[:16]}"
 
 
 def check_ledger_path(ledger: str | os.PathLike[str] | None) -> None:
-    """Raise `InvalidValue` if a ledger is named by an empty path, which would be a file in the working folder."""
+    """Raise `InvalidValue` if the path of a ledger is empty, which would mean a file in the working folder."""
     # DP: a run that is started in another folder would charge another ledger, and the charges would not compose.
     if ledger is not None and os.fspath(ledger).strip() in ("", "."):
         raise InvalidValue(
@@ -435,21 +475,20 @@ def open_population_ledger(
     Args:
         store: The folder of the token store.
         corpus: The name of the corpus, for the header of a new ledger.
-        vocabulary_events: The records of the events that the store's vocabulary has cost; empty for a public
-            vocabulary.
+        vocabulary_events: The records of the events of the store's private vocabulary; empty for a public vocabulary.
         ledger: The file or folder of the ledger if it is not in the store (`[privacy] ledger` in the run file).
-        must_exist: Whether a ledger was there before, so that a missing file is an error.
+        must_exist: Whether a missing file is an error, because a ledger existed before.
 
     Raises:
         InvalidValue: `ledger` is empty.
         LedgerError: The store is a part of another store and no ledger is named, the ledger cannot be used, or it is
-            not the one that the store was charged in before.
+            not the ledger that earlier runs on the store were charged to.
     """
     check_ledger_path(ledger)
-    # DP: a part of a store has no ledger of its own: what was charged there would be missing in the population's.
+    # DP: a part of a store has no ledger, because charges to it would be missing in the population's ledger.
     if ledger is None and (Path(store) / "part.json").is_file():
         raise LedgerError(
-            f"{store} is a part of a store, and the ledger of its users lies with the whole one. Name it: [privacy] ledger = "
+            f"{store} is a part of a store, and the ledger of its users belongs to the whole one. Name it: [privacy] ledger = "
             "the whole store's ledger.jsonl; or give the whole store as corpus.path, and the parts as engine.corpus_part."
         )
     path = Path(ledger) if ledger is not None else Path(store) / FILE
@@ -460,7 +499,7 @@ def open_population_ledger(
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LedgerError(
-                f"[privacy] ledger = {str(path)!r} cannot be made ({error.strerror}). Choose another folder."
+                f"[privacy] ledger = {str(path)!r} cannot be created ({error.strerror}). Choose another folder."
             ) from None
     position = known_position(Path(store), path)
     population = PopulationLedger.open(path, {"corpus": corpus}, must_exist=must_exist or position is not None)
@@ -468,10 +507,11 @@ def open_population_ledger(
     if (earlier := ledger_to_join(Path(store))) is not None:
         population.take_over(PopulationLedger.open(earlier, {}, must_exist=True))
         mark_joined(Path(store))
-    name = vocabulary_member(corpus)
+    name = vocabulary_run(corpus)
     if vocabulary_events:
-        population.register(name, {"name": "the private vocabulary"}, held=0)
-        # DP: a vocabulary found in the users' own text was paid for by the same users, once for all runs.
+        population.register(name, {"name": "the private vocabulary"}, num_charged=0)
+        # DP: a private vocabulary was computed from the same users' text, so they are charged for it, once for all
+        # runs.
         population.settle(name, [from_record(record) for record in vocabulary_events])
     population._home = (Path(store), path)
     population.remember()
@@ -479,7 +519,7 @@ def open_population_ledger(
 
 
 def read_population_ledger(store: Path, ledger: Path) -> PopulationLedger:
-    """Read the ledger of a store's population without writing, and check that it holds what the store remembers of it.
+    """Read the ledger of a store's population without writing, and check it against the record in the store.
 
     Args:
         store: The folder of the token store.
@@ -488,7 +528,7 @@ def read_population_ledger(store: Path, ledger: Path) -> PopulationLedger:
     Raises:
         LedgerError: The ledger is damaged, shortened or replaced, or the store's record of its ledgers is damaged.
     """
-    # In this order a run that trains meanwhile is read without contradictions: the ledger only grows.
+    # A run may be training meanwhile. The ledger only grows, so a position that is read first is in the ledger later.
     position = known_position(store, ledger)
     population = PopulationLedger.read(ledger)
     _check_position(population, position, ledger)
@@ -496,10 +536,10 @@ def read_population_ledger(store: Path, ledger: Path) -> PopulationLedger:
 
 
 def read_corpus_record(store: Path) -> dict[str, Any]:
-    """Read corpus.json, which names what the vocabulary has cost.
+    """Read corpus.json of a store, which lists the events of a private vocabulary.
 
     Raises:
-        LedgerError: It cannot be read, or is not as it was written.
+        LedgerError: The file cannot be read, or was changed after it was written.
     """
     path = store / "corpus.json"
     try:
@@ -519,7 +559,7 @@ def read_corpus_record(store: Path) -> dict[str, Any]:
 
 
 def known_position(store: Path, ledger: Path) -> Mapping[str, Any] | None:
-    """The position of a ledger when it was last opened for this store; None if it never was.
+    """Return the position of a ledger that the store last recorded; None if the store has no record of this ledger.
 
     Args:
         store: The folder of the token store.
@@ -532,7 +572,9 @@ def known_position(store: Path, ledger: Path) -> Mapping[str, Any] | None:
 
 
 def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) -> None:
-    """Record where a ledger stands. A read-only store, whose ledger lies elsewhere, is left as it is.
+    """Record the position of a ledger in the store.
+
+    Nothing is recorded if the store is read-only and the ledger is outside the store.
 
     Args:
         store: The folder of the token store.
@@ -542,9 +584,10 @@ def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) ->
     key = _record_key(store, ledger)
 
     def change(record: dict[str, Any]) -> dict[str, Any]:
-        """The record with the position, unless it has a later one."""
+        """Return the record with the new position, unless it already has a later position of the same ledger."""
         known = record["known"].get(key)
-        # DP: another run may have recorded a later position meanwhile. An earlier one would hide that the ledger was cut.
+        # DP: another run may have recorded a later position meanwhile. Replacing it by an earlier one could hide a cut
+        # of the ledger.
         is_later = known and known["ledger"] == position["ledger"] and known["length"] > position["length"]
         return {**record, "known": {**record["known"], key: known if is_later else dict(position)}}
 
@@ -558,25 +601,28 @@ def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) ->
 
 
 def continue_ledger(store: Path, earlier: Path) -> None:
-    """Record that a store continues the ledger at `earlier`, whose charges are joined when the store's own is opened."""
+    """Record in a new store that it continues the ledger at `earlier`.
+
+    The charges of that ledger are copied when the store's own ledger is opened for the first time.
+    """
     continues = {"ledger": os.path.abspath(earlier), "joined": False}
     _change_record(store, lambda record: {**record, "continues": continues})
 
 
 def ledger_to_join(store: Path) -> Path | None:
-    """The ledger of the earlier store, if its charges were not joined yet."""
+    """Return the path of the earlier store's ledger if its charges still have to be copied; None otherwise."""
     continues = _read_record(store)["continues"]
     return None if continues is None or continues["joined"] else Path(continues["ledger"])
 
 
 def mark_joined(store: Path) -> None:
-    """Record that the charges of the earlier ledger are in the store's own: the earlier store may be deleted."""
+    """Record that the store's own ledger has the charges of the earlier one. The earlier store may then be deleted."""
     _change_record(store, lambda record: {**record, "continues": {**record["continues"], "joined": True}})
 
 
 def _check_position(population: PopulationLedger, position: Mapping[str, Any] | None, path: Path) -> None:
-    """Refuse a ledger that does not hold the position recorded in its store."""
-    # DP: a ledger that was cut or replaced would make these users look less spent than they are.
+    """Raise `LedgerError` if a ledger does not contain the position that its store recorded."""
+    # DP: a ledger that was cut or replaced would hide charges to these users.
     if position is not None and not population.contains(position):
         raise LedgerError(
             f"{path} does not hold what was charged when its store last recorded it ({RECORD}): it was shortened or "
@@ -585,12 +631,19 @@ def _check_position(population: PopulationLedger, position: Mapping[str, Any] | 
 
 
 def _charge(run: str, position: int, event: Event) -> dict[str, Any]:
-    # The random number keeps the lines of two copies of one ledger apart if both are charged for the same event.
+    """Return the record of one charge."""
+    # Two copies of a ledger may be charged for equal events. With the random number the lines differ, so that `join`
+    # counts both.
     return {"run": run, "position": position, "event": to_record(event), "once": secrets.token_hex(8)}
 
 
 def _follow_moves(population: PopulationLedger, open_here: Callable[[Path], PopulationLedger]) -> PopulationLedger:
-    """Return the ledger that this one has moved to, or itself."""
+    """Return the ledger that this one was moved to, or the ledger itself if it was not moved.
+
+    Args:
+        population: The ledger to start from.
+        open_here: Opens or reads the ledger at a path.
+    """
     for _ in range(MAX_MOVES):
         path = population._moved_to
         if path is None:
@@ -621,17 +674,18 @@ def _advice_on_failure(path: Path) -> Iterator[None]:
 
 
 def _record_key(store: Path, ledger: Path) -> str:
-    """A path within the store is relative, so that the store can be moved."""
+    """Return the key of a ledger in `ledgers.json`: its path, relative to the store if it is in the store."""
     here, there = os.path.realpath(store), os.path.realpath(ledger)
     return os.path.relpath(there, here) if os.path.dirname(there) == here else there
 
 
 def _read_record(store: Path) -> dict[str, Any]:
-    """Read which ledgers a store has been charged in."""
+    """Read `ledgers.json` of a store. Raises `LedgerError` if it is damaged, or missing although it was written."""
     path = store / RECORD
     try:
         if not os.path.lexists(path):
-            # DP: a store that was prepared with the record and lacks it may have been charged in a ledger that is gone.
+            # DP: a store that was prepared with the record but lacks it may have been charged to a ledger that is
+            # missing.
             if (_digests(store) or {}).get("ledgers"):
                 raise LedgerError(
                     f"{path} is missing: it records which ledgers this store has been charged in. Put it back; without it "
@@ -654,7 +708,7 @@ def _read_record(store: Path) -> dict[str, Any]:
 
 
 def _digests(store: Path) -> dict[str, Any] | None:
-    """The content of digests.json; None for a store of version 0.1.0, which has none."""
+    """Return the content of digests.json; None for a store of version 0.1.0, which has no such file."""
     if os.path.lexists(store / DIGESTS):
         return parse_json((store / DIGESTS).read_text(encoding="utf-8"))
     # DP: corpus.json says whether the store was prepared with digests; without them a deleted record is not noticed.
@@ -667,7 +721,12 @@ def _digests(store: Path) -> dict[str, Any] | None:
 
 
 def _change_record(store: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Read the record, change it and replace it, while no other process does so."""
+    """Replace `ledgers.json` of a store by a changed one, under a lock.
+
+    Args:
+        store: The folder of the token store.
+        change: Computes the new record from the current one.
+    """
     with storage.locked(store / f".{RECORD}.lock", wait=60):
         record = change(_read_record(store))
         storage.replace_file(store / RECORD, (json.dumps(record, indent=2) + "\n").encode())

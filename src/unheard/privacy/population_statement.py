@@ -1,8 +1,8 @@
-"""The privacy statement of a population: what may be claimed about its users after all runs on them together.
+"""The privacy statement of a population: what may be claimed about its users after all runs together.
 
-In: the population's ledger. Out: the epsilon of everything that was ever charged to these users and each run's share,
-as data (`all_runs`) and as text (`render_all_runs`). Runs are chosen in the light of earlier results, so the claim is
-that of a privacy filter or of an odometer (`budget.py`).
+Input: the population's ledger. Output: the epsilon of everything that was charged to these users, and the epsilon of
+each run alone, as data (`all_runs`) and as text (`render_all_runs`). The operator may choose a run after looking at the
+results of earlier runs, so the claim is that of a privacy filter or of an odometer (`budget.py`).
 
     print(render_all_runs(all_runs(PopulationLedger.read("corpora/posts/ledger.jsonl"))))
 """
@@ -32,11 +32,12 @@ from unheard.privacy.ledger import Entry, run_id
 from unheard.privacy.population_ledger import (
     FILE,
     FORMAT,
-    Member,
+    ChargedRun,
     PopulationLedger,
     known_position,
     read_corpus_record,
     read_population_ledger,
+    vocabulary_run,
 )
 from unheard.privacy.run_ledger import population_of, read_run_ledger
 from unheard.privacy.statement import figure, plain, rounded_up, row
@@ -49,15 +50,31 @@ NOT_COVERED = [
 ]
 
 
+def other_runs(population: PopulationLedger, run: str, corpus: str) -> list[str]:
+    """Return the names of the other runs that were charged to the users of a run.
+
+    Args:
+        population: The ledger of the users.
+        run: The id of the run.
+        corpus: The name of its corpus, whose private vocabulary is not another run.
+    """
+    own = (run, vocabulary_run(corpus))
+    others = [
+        charged_run for charged_run in population.runs.values() if charged_run.events and charged_run.id not in own
+    ]
+    return [str(charged_run.facts.get("name", charged_run.id)) for charged_run in others]
+
+
 def all_runs(population: "PopulationLedger | _Spent", *, delta: float | None = None) -> dict[str, Any]:
     """Compute the statement about all runs on one population.
 
     Args:
         population: The population's ledger.
-        delta: The delta of the claim; by default the budget's, else the smallest that a run declared.
+        delta: The delta of the claim. None: the delta of the budget, or without a budget the smallest delta that a run
+            declared.
 
     Returns:
-        Plain JSON data.
+        The statement as plain JSON data.
 
     Raises:
         InvalidValue: No delta is given, set or declared.
@@ -79,7 +96,7 @@ def all_runs(population: "PopulationLedger | _Spent", *, delta: float | None = N
             "basis": {"why": why},
             "attacker": {**attacker.record, "method": attacker.method},
             "charges": len(events),
-            "runs": [_member(member, delta) for member in population.members.values()],
+            "runs": [_run_share(charged_run, delta) for charged_run in population.runs.values()],
             "budget": _budget(population),
             "warnings": _warnings(population),
             "not_covered": NOT_COVERED,
@@ -90,22 +107,22 @@ def all_runs(population: "PopulationLedger | _Spent", *, delta: float | None = N
 
 
 def store_statement(store: str | Path, *, delta: float | None = None) -> dict[str, Any]:
-    """Compute the statement about a store on which nothing was trained yet: what its vocabulary cost.
+    """Compute the statement about a store before the first run: the cost of its vocabulary.
 
     Args:
         store: The folder of a token store that has no ledger yet.
-        delta: The delta of the claim; by default the one at which the vocabulary was released.
+        delta: The delta of the claim. None: the delta at which the vocabulary was released.
 
     Returns:
-        The data of `all_runs`; for a public vocabulary without an epsilon.
+        The data of `all_runs`. For a public vocabulary, only a claim that nothing was charged.
 
     Raises:
-        LedgerError: `corpus.json` cannot be read, so that what was spent is not known.
+        LedgerError: The store is a part of another store, its ledger is missing, or `corpus.json` cannot be read.
     """
     path = Path(store) / "corpus.json"
     if (path.parent / "part.json").is_file():
         raise LedgerError(f"{store} is a part of a store: what its users have spent is in the ledger of the whole one.")
-    # DP: a ledger that the store once had is gone; to state the vocabulary alone would forget what was charged.
+    # DP: the store had a ledger, which is missing; a statement about the vocabulary alone would omit its charges.
     if known_position(path.parent, path.parent / FILE) is not None:
         raise LedgerError(
             f"{path.parent / FILE} is missing: what these users have spent was recorded there. Put it back."
@@ -126,8 +143,10 @@ def store_statement(store: str | Path, *, delta: float | None = None) -> dict[st
             "runs": [],
             "warnings": [_NO_LEDGER],
         }
-    member = Member(id="vocabulary", facts={"name": "the private vocabulary"}, events=events)
-    spent = all_runs(_Spent(members={member.id: member}), delta=vocabulary.get("delta") if delta is None else delta)
+    charged_run = ChargedRun(id="vocabulary", facts={"name": "the private vocabulary"}, events=events)
+    spent = all_runs(
+        _Spent(runs={charged_run.id: charged_run}), delta=vocabulary.get("delta") if delta is None else delta
+    )
     return {**spent, "warnings": [*spent["warnings"], _NO_LEDGER]}
 
 
@@ -139,20 +158,20 @@ _NO_LEDGER = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Spent:
-    """Stands for the ledger of a population that has none yet: only the cost of the store's vocabulary was charged."""
+    """Takes the place of a population's ledger before the first run. Has only the events of the store's vocabulary."""
 
-    members: dict[str, Member]
+    runs: dict[str, ChargedRun]
     budget: Budget | None = None
     position: dict[str, Any] = field(default_factory=dict)
     is_filter: bool = False
 
     def check_cohorts(self) -> None:
-        """Nothing was trained, so no runs shared their cohorts."""
+        """Do nothing: there are no runs that could have drawn the same cohorts."""
 
     @property
     def events(self) -> list[Event]:
-        """The events of all members, in the order of the members."""
-        return [event for member in self.members.values() for event in member.events]
+        """The events of all runs, in the order of the runs."""
+        return [event for charged_run in self.runs.values() for event in charged_run.events]
 
 
 def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
@@ -170,7 +189,8 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
             run; or the run's own ledger is damaged.
     """
     first = _first_line(path)
-    if first.get("ledger") == FORMAT or (path.parent / "corpus.json").is_file():  # a damaged one is named by the reader
+    # A file in a store counts as a population's ledger even if its first line is damaged; reading it raises the error.
+    if first.get("ledger") == FORMAT or (path.parent / "corpus.json").is_file():
         return read_population_ledger(path.parent, path)
     if not wanted:
         return None
@@ -180,19 +200,20 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
         raise LedgerError(
             f"The ledger of the run's store is not where {folder.run_file} says. Name the store itself: unheard statement STORE."
         )
-    # DP: a ledger that was begun anew after this run would state a total without it.
-    if run_id(ledger) not in population.members:
+    # DP: a ledger that was created again after this run would give a total without it.
+    if run_id(ledger) not in population.runs:
         raise LedgerError(
-            f"{population.path} does not list this run: it is of other users, or was begun anew after the run. Put the "
-            "ledger back in which the run was charged, or name a store: unheard statement STORE."
+            f"{population.path} does not list this run: it belongs to other users, or was created again after the run. Put "
+            "back the ledger to which the run was charged, or name a store: unheard statement STORE."
         )
     return population
 
 
 def _claimed(population: "PopulationLedger | _Spent", delta: float) -> tuple[Bound, str, Events | None]:
-    """The bound that may be claimed for all runs together, why, and the events whose cost it is.
+    """Return the bound that may be claimed for all runs together, the reason, and the events whose cost is claimed.
 
-    The events are None if the claim was not computed from events that were fixed beforehand.
+    The events are None if the claim is not the cost of a list of events at `delta`: with a filter, with an odometer,
+    and for a run that is longer than declared.
     """
     budget = population.budget
     if budget is not None and population.is_filter and delta >= budget.delta:
@@ -202,7 +223,7 @@ def _claimed(population: "PopulationLedger | _Spent", delta: float) -> tuple[Bou
             "was chosen after a look at results"
         )
         return bound, why, None
-    with_rounds = [member for member in population.members.values() if has_rounds(member.events)]
+    with_rounds = [charged_run for charged_run in population.runs.values() if has_rounds(charged_run.events)]
     if len(with_rounds) > 1:
         counts, failure = collapse(population.events)
         why = (
@@ -211,11 +232,11 @@ def _claimed(population: "PopulationLedger | _Spent", delta: float) -> tuple[Bou
         )
         return odometer(counts, failure, delta), why, None
     own = with_rounds[0] if with_rounds else None
-    past = [event for member in population.members.values() if member is not own for event in member.events]
+    past = [event for charged_run in population.runs.values() if charged_run is not own for event in charged_run.events]
     rounds: list[Entry] = []
     if own is not None:
-        # DP: one charge for the selection of a run comes before its rounds, as in the run's own ledger: the rounds that
-        # were added to the selected run were chosen after it.
+        # DP: the charge for a selection comes before the rounds, as in the run's own ledger: further rounds of the
+        # selected run may have been chosen after the selection.
         selected = sum(1 for _ in takewhile(lambda event: isinstance(event, Selection), own.events))
         past += own.events[:selected]
         numbered = enumerate(zip(own.events[selected:], own.rounds[selected:], strict=True))
@@ -229,7 +250,11 @@ def _claimed(population: "PopulationLedger | _Spent", delta: float) -> tuple[Bou
 
 
 def _first_line(path: Path) -> dict[str, Any]:
-    """The first line, unverified: enough to tell which kind of ledger it is. The ledger's own class verifies it."""
+    """Read the first line of a file, to learn which kind of ledger it is. The line is not verified.
+
+    Returns:
+        The record of the line; empty if the line is not JSON.
+    """
     try:
         with open(path, "rb") as file:
             record = json.loads(file.readline(1 << 24))
@@ -244,38 +269,42 @@ def render_all_runs(statement: Mapping[str, Any]) -> str:
 
 
 def _delta(population: "PopulationLedger | _Spent", delta: float | None) -> float:
-    """The given delta, that of the budget, or the smallest that a run declared."""
-    # The smallest declared delta gives the largest epsilon.
+    """Return the given delta, or the delta of the budget, or the smallest delta that a run declared.
+
+    The smallest delta is the cautious choice: it gives the largest epsilon.
+    """
     if delta is not None:
         return delta
     if population.budget is not None:
         return population.budget.delta
-    declared = [m.facts["delta"] for m in population.members.values() if isinstance(m.facts.get("delta"), float)]
+    declared = [m.facts["delta"] for m in population.runs.values() if isinstance(m.facts.get("delta"), float)]
     if not declared:
         raise InvalidValue("No run on this population has declared a delta: give one with --delta.")
     return min(declared)
 
 
 def _claim(total: float, delta: float, accountant: str, population: "PopulationLedger | _Spent") -> str:
-    """State the guarantee over all runs in one line."""
+    """Return the guarantee over all runs as one line of text."""
     if math.isinf(total):
-        without_noise = sorted(str(m.facts.get("name", m.id)) for m in population.members.values() if _has_no_noise(m))
+        without_noise = sorted(str(m.facts.get("name", m.id)) for m in population.runs.values() if _has_no_noise(m))
         why = f"without noise: {', '.join(without_noise)}" if without_noise else "no epsilon holds at this delta"
         return f"no guarantee over all runs: epsilon is infinite ({why})"
-    return f"({total:.4g}, {delta:.3g})-differential privacy for every user over all runs together, by {accountant}"
+    # DP: rounded up, as in the statement of a run.
+    pair = f"({rounded_up(total)}, {rounded_up(delta, 3)})"
+    return f"{pair}-differential privacy for every user over all runs together, by {accountant}"
 
 
-def _member(member: Member, delta: float) -> dict[str, Any]:
-    """One run of the population, with its epsilon alone."""
+def _run_share(charged_run: ChargedRun, delta: float) -> dict[str, Any]:
+    """Return the entry of one run in the statement, with the epsilon of this run alone."""
     return {
-        "run": member.id,
-        "name": member.facts.get("name", "not named"),
-        "charges": len(member.events),
+        "run": charged_run.id,
+        "name": charged_run.facts.get("name", "not named"),
+        "charges": len(charged_run.events),
         "alone": {
-            "epsilon": epsilon(member.events, delta, running_accountant(member.events)),
-            "accountant": running_accountant(member.events),
+            "epsilon": epsilon(charged_run.events, delta, running_accountant(charged_run.events)),
+            "accountant": running_accountant(charged_run.events),
         },
-        "came_with": member.facts.get("came_with", 0),
+        "came_with": charged_run.facts.get("came_with", 0),
     }
 
 
@@ -286,43 +315,43 @@ def _budget(population: "PopulationLedger | _Spent") -> dict[str, Any] | None:
     return {**budget.record, "spent": budget.running(population.events).epsilon, "is_filter": population.is_filter}
 
 
-def _has_no_noise(member: Member) -> bool:
-    return any(isinstance(event, NonPrivate) for event in member.events)
+def _has_no_noise(charged_run: ChargedRun) -> bool:
+    return any(isinstance(event, NonPrivate) for event in charged_run.events)
 
 
 def _warnings(population: "PopulationLedger | _Spent") -> list[str]:
-    """List what weakens the guarantee in any of the runs."""
+    """Return a warning for each fact that weakens the guarantee, over all runs."""
     warnings = []
-    for member in population.members.values():
-        name = member.facts.get("name", member.id)
-        if (member.facts.get("randomness") or {}).get("mode") == "reproducible":
+    for charged_run in population.runs.values():
+        name = charged_run.facts.get("name", charged_run.id)
+        if (charged_run.facts.get("randomness") or {}).get("mode") == "reproducible":
             warnings.append(
                 f"REPRODUCIBLE NOISE in run '{name}': THE GUARANTEE DOES NOT HOLD against anyone who knows the seed."
             )
-            if member.has_repeats:
+            if charged_run.has_repeats:
                 warnings.append(
                     f"run '{name}' was repeated: its folders share their noise. If it ran on several engines or kinds of "
                     "machine, release the models of one folder only: the difference of two has no noise in it."
                 )
-            if "streams" not in member.facts["randomness"]:
+            if "streams" not in charged_run.facts["randomness"]:
                 warnings.append(
                     f"run '{name}' was begun by an older version: it shares its noise with other runs of its seed on these "
                     "users, and the total does not cover the difference of their models."
                 )
-        if _has_no_noise(member):
+        if _has_no_noise(charged_run):
             warnings.append(f"run '{name}' added no noise: epsilon over all runs is infinite.")
-        if any(isinstance(event, Selection) for event in member.events):
+        if any(isinstance(event, Selection) for event in charged_run.events):
             warnings.append(f"run '{name}' is the best of a secret number of runs: nothing of the others may be shown.")
-        if member.facts.get("came_with"):
+        if charged_run.facts.get("came_with"):
             warnings.append(
-                f"run '{name}' came here with {member.facts['came_with']} charges from another ledger: whatever else that one "
+                f"run '{name}' came here with {charged_run.facts['came_with']} charges from another ledger: whatever else that one "
                 "holds is not counted here. Declare the two stores one population (unheard budget STORE --same-users OTHER)."
             )
     return warnings
 
 
 def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
-    """Lay out the statement as text."""
+    """Yield the lines of the statement as text."""
     yield "PRIVACY STATEMENT OF A POPULATION: ALL RUNS TOGETHER"
     yield ""
     yield f"  {statement['claim']}"

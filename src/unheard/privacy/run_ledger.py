@@ -1,19 +1,19 @@
-"""The ledger of a run together with that of its population: charging both, and checking one against the other.
+"""Charge the ledger of a run together with that of its population, and check the two against each other.
 
     JointLedger.begin(ledger, population, name="first")     # a new run is registered with its population
     JointLedger(ledger, population).charge(event, round=0)  # training charges both; the population first
     ledger = read_run_ledger("runs/first")                  # `Ledger.read` and all checks; raises `LedgerError`
 
 A ledger that was cut at the end of a line, or replaced by the ledger of another run, has a valid hash chain. The
-checkpoints and the released model of a run therefore remember the position of the run's ledger (its length and the hash
-of its last line), and the population's ledger remembers how many charges it holds for the run. A folder in which these
-disagree would be stated with a smaller epsilon than its model has cost. All readers of a run's ledger use this module:
+checkpoints and the released model of a run therefore store the position of the run's ledger (its length and the hash of
+its last line), and the population's ledger stores the number of charges of the run. If these disagree, the statement of
+the run could have a smaller epsilon than the model has cost. All readers of a run's ledger use this module:
 
-    check_ledger(ledger, remembered(folder))           # what checkpoints and model remember
+    check_ledger(ledger, remembered(folder))           # against the positions in the checkpoints and the model
     check_population(population, run_id(ledger), len(ledger), remembered(folder))
 
-In: a run folder, and the ledger of the population if it is where the run file says. Out: the run's ledger. Reads the
-headers of model files only, without torch and without their tensors.
+Input: a run folder, and the ledger of the population if it is at the path in the run file. Output: the run's ledger.
+The module reads only the headers of model files, and needs no torch.
 """
 
 import os
@@ -36,18 +36,18 @@ from unheard.privacy.population_ledger import (
 from unheard.run_folder import RunFolder, configuration_hash, not_written_by_unheard, read_facts
 
 REPEATED_FACTS = ("population", "delta", "randomness", "drop_duplicates", "declared")
-"""The public facts of a run that the population's ledger repeats."""
+"""The public facts of a run that are copied to the population's ledger."""
 
 
 class JointLedger:
-    """A run's ledger that also charges the run's population. Training charges it as it would the run's ledger alone.
+    """A run's ledger and the ledger of its population, charged together. It has the interface of the run's ledger.
 
-    The population is charged first. A crash between the two lines leaves the population charged for a round that never
-    began, so the population can only be charged too much.
+    The population is charged first. After a crash between the two charges the population is charged for a round that
+    never began, so it can be charged too much but never too little.
 
     Args:
         ledger: The run's own ledger, open for charging.
-        population: The ledger of the store's population. Charges of the run's ledger that are missing here are added
+        population: The ledger of the store's population. Charges of the run's ledger that are missing in it are added
             at once.
     """
 
@@ -55,9 +55,9 @@ class JointLedger:
         self._ledger = ledger
         self.population = population
         self.run = run_id(ledger)
-        if self.run not in population.members:  # this is another store, or a run of a version before stores had ledgers
+        if self.run not in population.runs:  # the run began on another store, or before stores had ledgers
             came = {"came_with": len(ledger)} if len(ledger) else {}
-            population.register(self.run, {**_repeated_facts(ledger, ledger.path.parent.name), **came}, held=0)
+            population.register(self.run, {**_repeated_facts(ledger, ledger.path.parent.name), **came}, num_charged=0)
         population.settle(self.run, ledger.entries)
 
     @classmethod
@@ -73,33 +73,35 @@ class JointLedger:
         """Register a new run with the population.
 
         Args:
-            ledger: The new run's ledger. It holds what was spent before the run: the vocabulary and the parent run.
+            ledger: The new run's ledger. It already has the charges before the run: the vocabulary and the parent run.
             population: The ledger of the store's population.
             name: The name of the run in statements.
-            parent: The ledger of the run that this run begins from.
-            store: The digest of the users' text, which the run must find again when it is resumed. This ledger is as
-                secret as the store.
+            parent: The ledger of the run whose model this run begins from; None if there is no such run.
+            store: The digest of the users' text. A resumed run checks that the store still has this digest. It makes
+                the population's ledger as secret as the store.
         """
         if parent is not None:
-            # DP: the earlier run had the same users, unless declared otherwise; on this store it is charged already.
-            population.register(run_id(parent), _repeated_facts(parent, parent.path.parent.name), held=0)
+            # DP: the earlier run had the same users, unless declared otherwise, so its charges belong here too.
+            population.register(run_id(parent), _repeated_facts(parent, parent.path.parent.name), num_charged=0)
             population.settle(run_id(parent), parent.entries)
         facts = _repeated_facts(ledger, name) | ({} if store is None else {"store": store})
-        population.register(run_id(ledger), facts, held=len(ledger), is_new=True)
+        population.register(run_id(ledger), facts, num_charged=len(ledger), is_new=True)
 
     def charge(self, event: Event, round: int, *, again: bool = False) -> None:
-        """Charge both ledgers; both events are on disk when this returns. `again`: as in `PopulationLedger.charge`.
+        """Charge one event to both ledgers. Both entries are synced to disk when this returns.
 
         Args:
             event: What the round will do to the users' data.
             round: The number of the round, from 0.
-            again: With correlated noise, whether a kill left this attempt charged to the population and not to the run.
+            again: For correlated noise: whether this attempt is already charged to the population but not to the run,
+                because the process was killed between the two charges.
 
         Raises:
             BudgetExceeded: The event would exceed the population's budget. Neither ledger is charged.
-            LedgerError: An event could not be written. Nothing of the round may be released.
+            LedgerError: An entry could not be written. The caller must not release anything of the round.
         """
-        # DP: the population first: whatever happens next, its ledger never holds less than the run's.
+        # DP: the population is charged first, so that after a crash its ledger never has fewer charges of the run than
+        # the run's own.
         self.population.charge(self.run, len(self._ledger), event, round, again=again)
         self._ledger.charge(event, round)
 
@@ -108,7 +110,7 @@ class JointLedger:
         self.population.record_release(self.run, sha256)
 
     def remember(self) -> None:
-        """Let the store record how far the population's ledger has grown."""
+        """Record the position of the population's ledger in the store, so that a later cut is detected."""
         self.population.remember()
 
     @property
@@ -118,12 +120,12 @@ class JointLedger:
 
     @property
     def entries(self) -> list[Entry]:
-        """The charges of the run."""
+        """The entries of the run's ledger, in order."""
         return self._ledger.entries
 
     @property
     def events(self) -> list[Event]:
-        """The events of the run."""
+        """The events of the run's ledger, in order."""
         return self._ledger.events
 
     @property
@@ -133,27 +135,27 @@ class JointLedger:
 
     @property
     def position(self) -> dict[str, Any]:
-        """Where the population's ledger stands; checkpoints remember it."""
+        """The position of the population's ledger, which checkpoints store."""
         return self.population.position
 
     def __len__(self) -> int:
         return len(self._ledger)
 
     def contains(self, length: int, head: str) -> bool:
-        """Whether the run's ledger has grown out of that length and hash; see `Ledger.contains`."""
+        """Whether entry number `length` of the run's ledger has the hash `head`; see `Ledger.contains`."""
         return self._ledger.contains(length, head)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remembered:
-    """What one checkpoint, or the released model, remembers of the ledgers.
+    """The state of the ledgers when a checkpoint or the released model was saved, as stored in that file.
 
     Attributes:
-        source: The file, for error messages.
-        round: The round after which the file was saved.
-        length: The number of entries that the run's ledger had; None in a model file of version 0.1.
+        source: The checkpoint or model file, for error messages.
+        round: The number of rounds after which the file was saved.
+        length: The number of entries in the run's ledger; None in a model file of version 0.1.
         head: The hash of the last of these entries; None in a model file of version 0.1.
-        population_position: The position of the population's ledger; None if it is not remembered.
+        population_position: The position of the population's ledger; None if the file does not have it.
         nodes: The SHA-256 of federated.json; None for a run without nodes; "unknown" in models and in checkpoints of
             older versions.
     """
@@ -167,25 +169,26 @@ class Remembered:
 
 
 def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
-    """Read the ledger of a run folder, and check that nothing of it is missing.
+    """Read the ledger of a run folder, and check that no entry is missing.
 
-    The ledger must hold what the checkpoints and the released model remember. If the population's ledger is where the
-    run file says, the run's ledger must also hold what the population was charged for this run.
+    The ledger must contain the positions that the checkpoints and the released model have stored. If the population's
+    ledger is at the path in the run file, the run's ledger must also have the charges that the population's ledger has
+    for this run.
 
     Args:
-        folder: A run folder. Of a folder that holds nothing but a ledger, the hash chain alone is checked, and the
-            statement says so (`is_alone`).
+        folder: A run folder. If it has no file except a ledger, only the hash chain is checked, and the statement has a
+            warning about it (`is_alone`).
 
     Raises:
-        LedgerError: The ledger is missing, damaged, shortened, rolled back or of another run; or the run's store is here
-            and has lost the ledger in which the run was charged.
+        LedgerError: The ledger is missing, damaged, shortened, rolled back or belongs to another run; or the run's
+            store is on this machine and has lost the ledger to which the run was charged.
         CheckpointCorrupt: A checkpoint or the model cannot be read.
         RunFolderError: Something in the folder is not a regular file.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
     folder.check_files()
-    # In this order a run that trains meanwhile is read without contradictions: each file only grows after the one that
-    # is read before it.
+    # The run may be training meanwhile. Each file must contain what the files that were read before it say. All of them
+    # only grow, so this order gives no false alarm: checkpoints, population's ledger, run's ledger.
     sources = remembered(folder)
     population = population_of(folder)
     ledger = Ledger.read(folder.ledger)
@@ -201,7 +204,8 @@ def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
     is_own = store is not None and _is_own_store(store, ledger)
     if population is not None:
         check_population(population, run_id(ledger), len(ledger), sources, is_known=is_own)
-    # DP: the store's own record may have been put back to its first state; the checkpoints remember that it had a ledger.
+    # DP: the record in the store may have been reset to its first state; the checkpoints show that the store had a
+    # ledger.
     elif is_own and any(source.population_position is not None for source in sources):
         raise LedgerError(
             f"{store} has lost the ledger in which this run was charged: what its users have spent was recorded there. Put "
@@ -211,12 +215,12 @@ def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
 
 
 def remembered(folder: RunFolder) -> list[Remembered]:
-    """Read what the checkpoints (oldest first) and the released model of a folder remember of the ledgers.
+    """Read the ledger positions in the checkpoints (oldest first) and in the released model of a folder.
 
     Raises:
         CheckpointCorrupt: One of the files cannot be read.
     """
-    for _ in range(5):  # a trainer deletes its oldest checkpoint when it has saved a new one
+    for _ in range(5):  # training may delete its oldest checkpoint between the listing and the reading
         paths = sorted(folder.checkpoints.glob("round-*.safetensors"))
         paths += [folder.model] if os.path.lexists(folder.model) else []
         try:
@@ -227,14 +231,14 @@ def remembered(folder: RunFolder) -> list[Remembered]:
 
 
 def check_ledger(ledger: Ledger, sources: Iterable[Remembered]) -> None:
-    """Check that a run's ledger holds what checkpoints and models remember of it.
+    """Check that a run's ledger contains the positions in its checkpoints and model, and a charge for every round.
 
     Args:
         ledger: The ledger of the run.
-        sources: What `remembered` has read, oldest checkpoint first, the model last.
+        sources: The result of `remembered`: the oldest checkpoint first, the model last.
 
     Raises:
-        LedgerError: The ledger was shortened, or is the ledger of another run.
+        LedgerError: The ledger was shortened, or belongs to another run.
     """
     is_held = False
     for source in sources:
@@ -242,13 +246,14 @@ def check_ledger(ledger: Ledger, sources: Iterable[Remembered]) -> None:
         if source.length is not None and not ledger.contains(source.length, source.head or ""):
             if is_held:
                 raise LedgerError(
-                    f"{source.source} is of another run than the checkpoints and the ledger beside it: its cost is not in "
-                    f"{ledger.path}. Put this run's own model back, or delete it: resuming the run writes it again."
+                    f"{source.source} is the model of another run, not of the checkpoints and the ledger in its folder: its "
+                    f"cost is not in {ledger.path}. Put this run's own model back, or delete it: resuming the run writes it "
+                    "again."
                 )
             raise LedgerError(
                 f"{ledger.path} does not hold what was charged up to round {source.round}, as {source.source.name} remembers "
-                "it: the ledger was shortened or replaced, or the file is of another run. Put the right one back; without it "
-                "the cost of this model cannot be known."
+                "it: the ledger was shortened or replaced, or that file belongs to another run. Put the right one back; "
+                "without it the cost of this model cannot be known."
             )
         entries = ledger.entries[: source.length]
         charged = {entry.round for entry in entries}
@@ -256,14 +261,18 @@ def check_ledger(ledger: Ledger, sources: Iterable[Remembered]) -> None:
         # DP: each round that is in a model must have been charged before the model was saved.
         if missing := sorted(set(range(source.round)) - charged):
             raise LedgerError(
-                f"{source.source.name} is of round {source.round}, but round {missing[0]} was never charged before it: "
+                f"{source.source.name} was saved after {source.round} rounds, but round {missing[0]} was never charged: "
                 f"{ledger.path} was shortened or replaced. Put the right one back."
             )
         is_held = True
 
 
 def check_nodes(folder: RunFolder, sources: Iterable[Remembered]) -> None:
-    """Check that federated.json, which says whom the users of a run trust, is the one that the run began with.
+    """Check that federated.json is unchanged since the run began. It says whom the users of the run trust.
+
+    Args:
+        folder: The run folder.
+        sources: The result of `remembered`.
 
     Raises:
         LedgerError: The file was changed, deleted or added.
@@ -278,18 +287,19 @@ def check_nodes(folder: RunFolder, sources: Iterable[Remembered]) -> None:
 
 
 def check_configuration(folder: RunFolder, ledger: Ledger) -> None:
-    """Check that the run file of a folder has the configuration that the ledger names.
+    """Check that the run file of a folder has the configuration whose hash is in the ledger's header.
 
     Raises:
-        LedgerError: The run file was changed or is of another run.
+        LedgerError: The run file was changed or belongs to another run.
     """
     named = ledger.facts.get("run_hash")
     if is_alone(folder) or named is None:
         return
-    # DP: another run's settings would be shown with this run's epsilon, and another store's ledger compared with it.
+    # DP: with another run file, other settings would be shown with this run's epsilon, and another store's ledger
+    # compared.
     if configuration_hash(_tables(folder)) != named:
         raise LedgerError(
-            f"{folder.run_file} was changed after the run began, or is of another run: its ledger is for another "
+            f"{folder.run_file} was changed after the run began, or belongs to another run: the ledger is for another "
             "configuration. Put back the run file that the run has written. Only rounds, checkpoints, the engine and the "
             "paths of the store, its ledger and the base model may change."
         )
@@ -304,64 +314,65 @@ def check_population(
         population: The population's ledger.
         run: The id of the run.
         length: The number of entries in the run's own ledger.
-        sources: What the run's checkpoints remember.
-        is_known: Whether `population` must be the ledger that the checkpoints remember. False where another ledger may
-            be at its path by now, for example of a store that was prepared again; then it is compared if it lists the
-            run.
+        sources: The positions in the run's checkpoints, from `remembered`.
+        is_known: Whether `population` must be the ledger whose position the checkpoints have. False if another ledger
+            may be at its path by now, for example because the store was prepared again; a position of another ledger is
+            then no error.
 
     Raises:
-        LedgerError: The population's ledger lacks charges that a checkpoint remembers, or it holds more charges of this
-            run than the run's own ledger.
+        LedgerError: The population's ledger does not contain the position in a checkpoint, or it has more charges of
+            this run than the run's own ledger.
     """
     for source in sources:
         held = None if source.population_position is None else population.contains(source.population_position)
         is_missing = held is None and source.population_position is not None and is_known
-        # DP: a shortened, replaced or newly begun ledger would make these users look less spent than they are.
+        # DP: a shortened, replaced or newly created ledger would hide charges to these users.
         if held is False or is_missing:
             raise LedgerError(
                 f"{population.path} does not hold what was charged up to {source.source.name}: it was shortened or "
                 "replaced. Put the right one back, or name it ([privacy] ledger); without it what these users have spent "
                 "cannot be known."
             )
-    member = population.members.get(run)
-    # DP: the population is charged first, so a crash leaves it one charge ahead and never more. A folder that was put
-    # back to an earlier state would state an epsilon without the rounds that it has released meanwhile.
-    if member is not None and member.held > length + 1 and not member.has_repeats:
+    charged_run = population.runs.get(run)
+    # DP: the population is charged first, so a crash leaves it one charge ahead and never more. The statement of a
+    # folder that was restored to an earlier state would omit rounds that were released since.
+    if charged_run is not None and charged_run.num_charged > length + 1 and not charged_run.has_repeats:
         raise LedgerError(
-            f"{population.path} holds {member.held} charges of this run, the run's own ledger {length}: the run folder was "
+            f"{population.path} holds {charged_run.num_charged} charges of this run, the run's own ledger {length}: the run "
+            "folder was "
             "put back to an earlier state, or a copy of it was trained further. Put back the newest copy of the folder. If "
             "it is lost, begin a new run: these users stay charged for the lost rounds."
         )
 
 
 def is_alone(folder: RunFolder) -> bool:
-    """Whether a folder holds a ledger and no other file of a run, so that nothing can tell whether the ledger is whole."""
+    """Whether a folder has a ledger and no other file of a run. A cut at its end cannot be detected then."""
     others = (folder.run_file, folder.model, folder.checkpoints, folder.metrics, folder.statement, folder.vocabulary)
     return not any(os.path.lexists(path) for path in others)
 
 
 def population_of(folder: RunFolder) -> PopulationLedger | None:
-    """Open the ledger of the population in which a run is charged, as its run file names it.
+    """Read the ledger of a run's population, from the path in the run file.
 
     Returns:
-        The ledger. None if the store is not on this machine, or if the folder holds a ledger and no run (`is_alone`).
+        The ledger. None if it is not on this machine, or if the folder has nothing but the run's ledger (`is_alone`).
 
     Raises:
-        LedgerError: The run file is missing or damaged, or the store lacks a ledger in which it was charged.
+        LedgerError: The run file is missing or damaged, or the store is here and has lost its ledger.
     """
     if is_alone(folder):
         return None
     store, path = _store_and_ledger(folder)
     if path.is_file():
         return read_population_ledger(store, path)
-    # DP: a store that is here and has lost its ledger may have been charged for more rounds of this run.
+    # DP: a store that is here and has lost its ledger may have had more charges of this run.
     if store.is_dir() and known_position(store, path) is not None:
         raise LedgerError(f"{path} is missing: what the users of {store} have spent was recorded there. Put it back.")
     return None
 
 
 def store_of(folder: RunFolder) -> Path | None:
-    """The folder of the run's store, as its run file names it; None if it is not on this machine."""
+    """Return the folder of the run's store, from the run file; None if the store is not on this machine."""
     if is_alone(folder):
         return None
     store, _ = _store_and_ledger(folder)
@@ -369,12 +380,12 @@ def store_of(folder: RunFolder) -> Path | None:
 
 
 def _is_own_store(store: Path, ledger: Ledger) -> bool:
-    """Whether a store was prepared as the run's: at its path there may be another one by now, with other users."""
+    """Whether a store is the one that the run was trained on. Another store may be at its path by now."""
     return corpus_name(read_corpus_record(store)) == ledger.facts.get("corpus")
 
 
 def _store_and_ledger(folder: RunFolder) -> tuple[Path, Path]:
-    """The store of a run and the file of its population's ledger, as the run file names them."""
+    """Return the path of a run's store and the file of its population's ledger, from the run file."""
     try:
         tables = _tables(folder)
         store = Path(tables["corpus"]["path"])
@@ -385,7 +396,7 @@ def _store_and_ledger(folder: RunFolder) -> tuple[Path, Path]:
 
 
 def _tables(folder: RunFolder) -> dict[str, Any]:
-    """The tables of the run file."""
+    """Return the tables of the run file. Raises `LedgerError` if it is missing or damaged."""
     try:
         return parse_toml(folder.run_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -394,7 +405,7 @@ def _tables(folder: RunFolder) -> dict[str, Any]:
 
 
 def _no_run_file(folder: RunFolder) -> LedgerError:
-    """The error of a folder whose run file does not name a store."""
+    """Return the error for a folder whose run file is missing, damaged or names no store."""
     return LedgerError(
         f"{folder.run_file} is missing or damaged, so the ledger of the run's store cannot be compared with this one. "
         "Put back the run file that the run began with. For the statement of a ledger alone, copy ledger.jsonl to an "
@@ -403,7 +414,7 @@ def _no_run_file(folder: RunFolder) -> LedgerError:
 
 
 def _remembered(path: Path) -> Remembered:
-    """Read what a file of the run remembers of the ledgers."""
+    """Read the ledger positions that are stored in one checkpoint or model file."""
     try:
         facts = read_facts(path)
         position = facts.get("people")

@@ -4,15 +4,15 @@
     compute_statement(facts, entries)           the same from the facts and entries of a ledger
     render(compute_statement(...))              the statement as about 40 lines of text
 
-A statement is computed from what was charged and from nothing else; `train` writes it as `statement.json`. `render` in
-`statement_formats.py` turns it into reports for reviewers and registries. Infinity is the word "infinity", which
-Python's `float()` reads. Paper: Definition 1 (user-adjacent data sets), Theorem 1. On why statements should be
-published: Dwork, Kohli and Mulligan, "Differential Privacy in Practice: Expose your Epsilons!" (2019).
+A statement is computed from the ledger only; `train` writes it to `statement.json`. `render` in `statement_formats.py`
+turns it into reports for reviewers and registries. In a statement, infinity is the word "infinity", which Python's
+`float()` can read. Paper: Definition 1 (user-adjacent data sets), Theorem 1. Why statements should be published: Dwork,
+Kohli and Mulligan, "Differential Privacy in Practice: Expose your Epsilons!" (2019).
 
 >>> from unheard.privacy.events import PoissonGaussian
 >>> rounds = [PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)] * 10
 >>> compute_statement({"population": 10_000, "delta": 1e-6}, rounds)["claim"]
-'(0.5923, 1e-06)-differential privacy for every user, by pld'
+'(0.5924, 1e-06)-differential privacy for every user, by pld'
 """
 
 import math
@@ -72,23 +72,23 @@ ALONE = (
 
 
 def statement(folder: str | Path, *, delta: float | None = None) -> dict[str, Any]:
-    """The privacy statement of a run, computed from its ledger alone.
+    """Compute the privacy statement of a run from its ledger.
 
     >>> import unheard
     >>> unheard.statement("runs/first")["unit"]
     'user'
 
     Args:
-        folder: A run folder. The statement follows from its ledger.jsonl; the checkpoints, the model and the
-            population's ledger show whether that ledger is complete.
-        delta: The delta of the claim. None: the declared one.
+        folder: A run folder. The numbers come from its ledger.jsonl; the checkpoints, the model and the population's
+            ledger serve to check that no entry of that ledger is missing.
+        delta: The delta of the claim. None: the delta that the run declared.
 
     Returns:
         The statement as plain JSON data: the claim, epsilon by each accountant, what was charged, and warnings.
 
     Raises:
         RunFolderMissing: The folder has no ledger.
-        LedgerError: The ledger is damaged, shortened, rolled back or of another run.
+        LedgerError: The ledger is damaged, shortened, rolled back or belongs to another run.
     """
     path = Path(folder) / "ledger.jsonl"
     if not path.is_file():
@@ -108,14 +108,15 @@ def compute_statement(
     """Compute the statement of a run from its ledger.
 
     Args:
-        facts: The public facts of the run, from its ledger. Facts that are missing appear as "not declared".
-        events: Everything that was charged. Entries also tell which rounds were charged twice.
-        delta: The delta of the claim; by default the declared one, else users^-1.1.
-        epsilon: One more point at which the delta is wanted.
-        is_alone: Whether the ledger was read without the files of its run, so that a warning is needed.
+        facts: The public facts of the run, from its ledger. A fact that is missing appears as "not declared".
+        events: Everything that was charged, in order. With entries instead of events, the statement also says how many
+            rounds were charged twice.
+        delta: The delta of the claim. None: the declared delta, or users^-1.1 if none is declared.
+        epsilon: An epsilon for which the statement shall also give the delta.
+        is_alone: Whether the ledger was read without the other files of its run. The statement then has a warning.
 
     Returns:
-        Plain JSON data.
+        The statement as plain JSON data.
 
     Raises:
         InvalidValue: No delta is given, and the facts declare neither a delta nor a population.
@@ -165,7 +166,7 @@ def compute_statement(
 
 
 def plain(value: Any) -> Any:
-    """Make a value fit for strict JSON: infinity becomes the word, which Python's `float()` reads.
+    """Convert a value to strict JSON values: infinity becomes the word "infinity", which Python's `float()` can read.
 
     >>> plain({"epsilon": math.inf})
     {'epsilon': 'infinity'}
@@ -180,7 +181,7 @@ def plain(value: Any) -> Any:
 
 
 def _delta(facts: Mapping[str, Any], delta: float | None) -> float:
-    """The given delta, the declared one, or the default for the population."""
+    """Return the given delta, or the declared delta, or the default for the declared population."""
     if delta is not None:
         return delta
     if facts.get("delta") is not None:
@@ -191,32 +192,38 @@ def _delta(facts: Mapping[str, Any], delta: float | None) -> float:
 
 
 def _claim(epsilon: float, delta: float, accountant: str, events: Sequence[Event]) -> str:
-    """State the guarantee in one line."""
+    """Return the guarantee as one line of text."""
     if math.isinf(epsilon):
         reasons = sorted({event.reason for event in events if isinstance(event, NonPrivate)})
         why = "; ".join(reasons) or "no epsilon holds at this delta for the noise that was added"
         return f"no guarantee: epsilon is infinite ({why})"
-    return f"({epsilon:.4g}, {delta:.3g})-differential privacy for every user, by {accountant}"
+    # DP: rounded up: a claim with smaller numbers than the bound would be false.
+    pair = f"({rounded_up(epsilon)}, {rounded_up(delta, 3)})"
+    return f"{pair}-differential privacy for every user, by {accountant}"
 
 
 def _server(claimed: Claim) -> dict[str, Any]:
-    """The epsilon against the server of a federated run with distributed noise; nothing for every other run."""
+    """Return the epsilon against the server of a federated run with distributed noise; empty for every other run."""
     events = [item if isinstance(item, tuple) else (item, 1) for item in claimed.events]
     if not any(isinstance(event, DistributedGaussian) for event, _ in events):
         return {}
-    # DP: of what the run claims, as the claim against readers: a run that was stopped early claims all declared rounds.
+    # DP: computed from the same events as the claim against readers; a run that was stopped early claims all declared
+    # rounds.
     seen = [(against_server(event), times) for event, times in events]
     bound = claimed.cost(seen)
     return {"against_server": {"epsilon": bound.epsilon, "accountant": bound.accountant, "amplified": False}}
 
 
 def _claimed_events(claimed: Claim) -> dict[str, Any]:
-    """The events of a claim that covers more rounds than were charged, at the delta of the claim; else nothing."""
+    """Return the events of a claim that covers all declared rounds, not only the charged ones; else an empty table."""
     return {"composed": _composed(claimed.events)} if claimed.basis == DECLARED else {}
 
 
 def _curve(claimed: Claim) -> list[dict[str, float]]:
-    """A dozen points of delta(epsilon), from a quarter of the claimed epsilon to twice it."""
+    """Return points of delta(epsilon), from a quarter of the claimed epsilon to twice the claimed epsilon.
+
+    The list is empty if the claimed epsilon is 0 or infinite.
+    """
     if math.isinf(claimed.epsilon) or claimed.epsilon == 0:
         return []
     points = [claimed.epsilon * (0.25 + 1.75 * i / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)]
@@ -224,7 +231,7 @@ def _curve(claimed: Claim) -> list[dict[str, float]]:
 
 
 def _rounds(events: Sequence[Entry | Event]) -> dict[str, Any]:
-    """The number of rounds that were charged, and the number of these that had been charged before."""
+    """Return the number of charged rounds, and how many of these charges repeat a round number."""
     numbers = [item.round for item in events if isinstance(item, Entry) and _is_a_round(item.event)]
     charged = [item.event if isinstance(item, Entry) else item for item in events]
     rounds = sum(event.rounds if isinstance(event, Selection) else _is_a_round(event) for event in charged)
@@ -232,13 +239,13 @@ def _rounds(events: Sequence[Entry | Event]) -> dict[str, Any]:
 
 
 def _ledger(events: Sequence[Entry | Event]) -> dict[str, Any]:
-    """The number of charges and the hash of the last one, which identifies the ledger that was read."""
+    """Return the number of charges and the hash of the last one. They identify the ledger that was read."""
     last = events[-1] if events else None
     return {"charges": len(events), "head": last.hash if isinstance(last, Entry) else NOT_DECLARED}
 
 
 def _vocabulary_cost(events: Sequence[Event], delta: float) -> dict[str, Any]:
-    """The cost of the events outside the rounds by themselves; the claim includes them."""
+    """Return the cost of the vocabulary alone: of the events that are not rounds. The claim includes this cost."""
     outside = [event for event in events if isinstance(event, Gaussian | FailureProbability)]
     if not outside:
         return {"events": 0}
@@ -251,7 +258,7 @@ def _is_a_round(event: Event) -> bool:
 
 
 def _composed(events: Sequence[Event | tuple[Event, int]]) -> list[dict[str, Any]]:
-    """The records of the events that cost something, each with how often it happened."""
+    """Return the records of the events that cost something, each with the number of times it happened."""
     counted: Counter[Event] = Counter()
     for item in events:
         event, times = item if isinstance(item, tuple) else (item, 1)
@@ -261,7 +268,7 @@ def _composed(events: Sequence[Event | tuple[Event, int]]) -> list[dict[str, Any
 
 
 def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -> list[str]:
-    """List what weakens the guarantee."""
+    """Return a warning for each fact that weakens the guarantee."""
     warnings = []
     start = facts.get("start")
     start = start if isinstance(start, Mapping) else {}
@@ -312,7 +319,7 @@ def render(statement: Mapping[str, Any]) -> str:
 
 
 def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
-    """Lay out the statement as text."""
+    """Yield the lines of the statement as text."""
     yield "PRIVACY STATEMENT"
     yield ""
     yield f"  {statement['claim']}"
@@ -363,12 +370,12 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
 
 
 def row(name: str, value: Any) -> str:
-    """One line of a statement: a name and its value in aligned columns."""
+    """Format one line of a statement: a name and its value in aligned columns."""
     return f"  {name:<18}{value}"
 
 
 def _list(name: str, items: Any, most: int = MOST_ROWS) -> Iterator[str]:
-    """One row per item under one name; a long list is cut, and a last row says so."""
+    """Yield one row per item, with the name in the first row. After `most` rows, a last row says how many are left."""
     if not isinstance(items, list):
         yield row(name, _in_words(items))
         return
@@ -400,17 +407,20 @@ def _in_words(value: Any) -> str:
 
 
 def figure(value: Any) -> str:
-    """A number with four significant digits; anything else as it is."""
+    """Format a float with four significant digits, and any other value with `str`."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def rounded_up(bound: float | str) -> str:
-    """An upper bound with four significant digits, never below the bound.
+def rounded_up(bound: float | str, digits: int = 4) -> str:
+    """Format an upper bound with a few significant digits, rounded up so that the text is never below the bound.
 
-    >>> rounded_up(0.0123411), rounded_up("infinity")
-    ('0.01235', 'infinity')
+    >>> rounded_up(0.0123411), rounded_up(2.0), rounded_up("infinity")
+    ('0.01235', '2', 'infinity')
     """
     if not isinstance(bound, float) or bound <= 0:
         return figure(bound)
-    unit = 10.0 ** (math.floor(math.log10(bound)) - 3)
-    return f"{math.ceil(bound / unit - 1e-9) * unit:.4g}"
+    text = f"{bound:.{digits}g}"
+    if float(text) < bound:  # rounded down: add one unit of the last digit
+        unit = 10.0 ** (math.floor(math.log10(float(text))) - digits + 1)
+        text = f"{float(text) + unit:.{digits}g}"
+    return text

@@ -1,11 +1,11 @@
-"""A privacy statement in the formats that reviewers, registries and model cards ask for.
+"""Write a privacy statement in the formats that reviewers, registries and model cards ask for.
 
-In: a statement (`statement.py`) and, if there is one, the record of an audit (`audit.json`). Out: text.
+Input: a statement (`statement.py`) and, if there is one, the record of an audit (`audit.json`). Output: text.
 
     render(statement, "report")                        Markdown; `unheard card` includes it
     render(statement, "nist", audit=audit)             Markdown, by the levels of NIST's pyramid
     render(statement, "registry")                      JSON, an entry for the registry of deployments
-    report_data(statement, audit=...)                  what the templates show, as plain JSON
+    report_data(statement, audit=...)                  the values that the templates show, as plain JSON
 
 report      The items that a paper or model card should report: setting and trust model, what the definition covers
             (data accesses, output, unit, adjacency), accounting and whether its assumptions hold, tuning, and how to
@@ -13,11 +13,11 @@ report      The items that a paper or model card should report: setting and trus
 nist        The levels of the differential privacy pyramid: Near, Darais, Lefkovitz and Howarth, "Guidelines for
             Evaluating Differential Privacy Guarantees", NIST SP 800-226 (2025), Figure 1.
 registry    The fields of the Differential Privacy Deployments Registry: schemas/deployments-schema.yaml of
-            github.com/opendp/deployments-registry-data, commit 3e9c812. Only the curator knows some of the fields; these
+            github.com/opendp/deployments-registry-data, commit 3e9c812. Some fields are known only to the curator. They
             say FILL IN, and the registry's own check refuses the entry until they are filled in.
 
-Every figure is computed from the statement, whose `composed` events are everything that was charged. The text is in the
-Jinja2 templates of `templates/`. Strings from a ledger are shown without control characters and cannot become markup.
+Every number is computed from the statement, whose `composed` events are everything that was charged. The text is in the
+Jinja2 templates of `templates/`. `markdown_line` removes control characters and markup from strings of a ledger.
 """
 
 import json
@@ -42,7 +42,7 @@ FORMATS = ("text", "report", "registry", "nist")
 
 SETTINGS = {
     "central": (
-        "Central differential privacy with a trusted curator: whoever runs training reads the text. The guarantee is about "
+        "Central differential privacy with a trusted curator: the operator of training reads the text. The guarantee is about "
         "everybody who sees what is released.",
         "The operator of the training machine is trusted with the text, the memory and the disks, and to declare honest "
         "numbers. Readers of the model, other users and auditors are trusted with nothing.",
@@ -77,7 +77,7 @@ def render(statement: Mapping[str, Any], format: str, *, audit: Mapping[str, Any
     """Render a statement in one of `FORMATS`.
 
     Args:
-        statement: The statement of a run, as `statement()` computes it or as `statement.json` keeps it.
+        statement: The statement of a run, from `statement()` or from `statement.json`.
         format: "text", "report", "registry" or "nist".
         audit: The record of an audit of the same run (`read_audit`), or None if there was none.
 
@@ -85,7 +85,7 @@ def render(statement: Mapping[str, Any], format: str, *, audit: Mapping[str, Any
         Plain text for "text", Markdown for "report" and "nist", JSON for "registry".
 
     Raises:
-        InvalidValue: There is no such format, or a run without a guarantee is to be registered.
+        InvalidValue: There is no such format, or the format is "registry" and the run has no finite epsilon.
     """
     if format not in FORMATS:
         raise InvalidValue(f"Unknown format '{format}'.{nearest(str(format), FORMATS)}")
@@ -94,7 +94,9 @@ def render(statement: Mapping[str, Any], format: str, *, audit: Mapping[str, Any
     data = report_data(statement, audit=audit)
     if format == "registry":
         if not data["is_private"]:
-            raise InvalidValue(f"A registry entry is about a guarantee, and this run has none: {statement['claim']}.")
+            raise InvalidValue(
+                f"A registry entry needs a finite epsilon, and this run has none: {statement['claim']}. Use --format text."
+            )
         return json.dumps(_registry_entry(data), allow_nan=False, indent=2, ensure_ascii=False) + "\n"
     return _templates().get_template(f"{format}.md").render(**data)
 
@@ -107,7 +109,7 @@ def report_data(statement: Mapping[str, Any], *, audit: Mapping[str, Any] | None
         audit: The record of an audit of the same run, or None.
 
     Returns:
-        Plain JSON data: the statement under "statement", and what the templates show besides.
+        Plain JSON data: the statement under "statement", and the other values that the templates use.
     """
     events = composed_events(statement)
     attacker = attacker_figures(statement)
@@ -134,26 +136,26 @@ def report_data(statement: Mapping[str, Any], *, audit: Mapping[str, Any] | None
 
 
 def composed_events(statement: Mapping[str, Any]) -> list[tuple[Event, int]]:
-    """The events that a statement composes, with their counts.
+    """Return the events that were charged according to a statement, with their counts.
 
     Raises:
-        LedgerError: An event is unknown to this version.
+        LedgerError: This version does not know one of the events.
     """
     return _from_records(statement["composed"])
 
 
 def claimed_events(statement: Mapping[str, Any]) -> list[tuple[Event, int]] | None:
-    """The events whose cost a statement claims; None if the claim is a pair (epsilon, delta) and no cost of events."""
+    """Return the events whose cost a statement claims; None if the claim is not the cost of a list of events."""
     if statement["claimed"]["accountant"] in ACCOUNTANTS:
         return composed_events(statement)
-    # A run that was stopped early reveals a function of the run of all declared rounds, whose events these are.
+    # A run that was stopped early claims the cost of all declared rounds. Their events are under "basis".
     basis = statement.get("basis")
     records = basis.get("composed") if isinstance(basis, Mapping) else None
     return None if records is None else _from_records(records)
 
 
 def attacker_figures(statement: Mapping[str, Any]) -> Figures:
-    """Mu and true-positive rates of the mechanism that a statement claims something about."""
+    """Compute mu and the true-positive rates that follow from the claim of a statement."""
     epsilon, delta = float(statement["claimed"]["epsilon"]), float(statement["delta"])
     events = claimed_events(statement)
     # DP: the profile of events holds for a claim that an accountant computed from these events. Another claim, such as a
@@ -162,7 +164,7 @@ def attacker_figures(statement: Mapping[str, Any]) -> Figures:
 
 
 def _against_server(statement: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The figures against the server of a run with distributed noise, which knows who was drawn; None for other runs."""
+    """Return epsilon, mu and rates against the server of a run with distributed noise; None for other runs."""
     server = statement.get("against_server")
     if server is None:
         return None
@@ -183,7 +185,7 @@ def _from_records(records: Sequence[Mapping[str, Any]]) -> list[tuple[Event, int
 
 
 def _deployment_model(statement: Mapping[str, Any]) -> str:
-    """A key of `SETTINGS`."""
+    """Return the setting of the run, a key of `SETTINGS`."""
     if any(record["kind"] == "distributed_gaussian" for record in statement["composed"]):
         return "distributed noise"
     nodes = statement.get("federated")
@@ -198,11 +200,11 @@ _DRAWN = {
     "examples": "examples are drawn independently with probability q in each round, at most as many of a user as declared",
     "min_separation": "the rounds of one user are b apart: no draw is assumed",
 }
-"""What the accounting assumes of each sampler."""
+"""What the accounting assumes about each kind of sampler."""
 
 
 def _mechanism(statement: Mapping[str, Any]) -> str:
-    """The mechanism in one sentence, for reviewers."""
+    """Describe the mechanism of the run in one sentence, for reviewers."""
     sampling = statement.get("sampling")
     drawn = _DRAWN.get(sampling.get("kind", "")) if isinstance(sampling, Mapping) else None
     noise = "Gaussian noise on the bounded average"
@@ -221,7 +223,7 @@ def read_audit(folder: str | Path, run: str) -> dict[str, Any] | None:
         run: The id of the run.
 
     Raises:
-        RunFolderError: The record cannot be read, or is of another run.
+        RunFolderError: The record cannot be read, or belongs to another run.
     """
     path = Path(folder) / "audit" / "audit.json"
     if not path.exists():
@@ -233,15 +235,15 @@ def read_audit(folder: str | Path, run: str) -> dict[str, Any] | None:
         raise RunFolderError(
             f"{path} is not the record of an audit. Delete it, or audit the run again: unheard audit {folder}."
         ) from None
-    if record.get("run") not in (None, run):  # records of older versions name no run
+    if record.get("run") not in (None, run):  # records of older versions have no run id
         raise RunFolderError(
-            f"{path} is of another run than the ledger beside it. Delete it, or audit the run again: unheard audit {folder}."
+            f"{path} is the audit of another run. Delete it, or audit the run again: unheard audit {folder}."
         )
     return record
 
 
 def _audit(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The lower bounds of a one-run audit; None if there was no one-run audit."""
+    """Return the lower bounds of a one-run audit from its record; None if there was no one-run audit."""
     one_run = None if record is None else record["one_run"]
     if one_run is None:
         return None
@@ -271,7 +273,7 @@ def _audit(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _tuning(events: list[Event]) -> str:
-    """Say whether the choice of hyperparameters is in the claim."""
+    """Return a sentence that says whether the claim includes the choice of hyperparameters."""
     selections = [event for event in events if isinstance(event, Selection)]
     if selections:
         return (
@@ -285,10 +287,10 @@ def _tuning(events: list[Event]) -> str:
 
 
 def _assumptions(statement: Mapping[str, Any]) -> list[dict[str, str]]:
-    """What the accounting assumes, whether it holds in this run, and how that is known."""
+    """Return a table of what the accounting assumes, whether it holds in this run, and how that is known."""
 
     def fact(name: str, key: str) -> Any:
-        """A value of a table of the statement; None if it is missing."""
+        """Return one value of a table in the statement; None if the table or the key is missing."""
         table = statement.get(name)
         return table.get(key) if isinstance(table, Mapping) else None
 
@@ -351,7 +353,7 @@ def _assumptions(statement: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _software(statement: Mapping[str, Any]) -> dict[str, str]:
-    """Versions that trained the model and computed the statement."""
+    """Return the versions of the software that trained the model and that computed the statement."""
     recorded = statement.get("software")
     recorded = recorded if isinstance(recorded, Mapping) else {}
     return {
@@ -369,7 +371,7 @@ def _in_words(event: Event) -> str:
 
 
 def _registry_entry(data: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry by the registry's schema: its sections and keys, and no others."""
+    """Return an entry with exactly the sections and keys of the registry's schema."""
     macros = vars(_templates().get_template("registry.txt").module)
     text = {name: macro(data).strip() for name, macro in macros.items() if not name.startswith("_")}
     statement = data["statement"]
@@ -434,7 +436,7 @@ def _templates() -> Environment:
 
 
 def _value_in_words(value: Any) -> str:
-    """Write tables and lists in one line."""
+    """Format a value as one line of text, tables and lists included."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_value_in_words(item)}" for key, item in value.items() if item is not None)
     if isinstance(value, list):
@@ -443,7 +445,10 @@ def _value_in_words(value: Any) -> str:
 
 
 def markdown_line(value: Any) -> Any:
-    """A value as it may stand in Markdown or on a terminal: one line, printable, without markup."""
+    """Make a string safe for Markdown and for a terminal: one line, printable characters, no table or HTML markup.
+
+    Other values are returned unchanged.
+    """
     if not isinstance(value, str):
         return value
     line = "".join(character if character.isprintable() else " " for character in value)

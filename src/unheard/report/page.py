@@ -3,18 +3,19 @@
     compared = Comparison.read(["runs/plain", "runs/private"])
     write_page(compared, "page")            # writes page/index.html
 
-This module prepares plain data (strings, tables, plots); the Jinja2 templates in `templates/` lay it out:
+This module prepares plain data (strings, tables, plots). The Jinja2 templates in `templates/` turn the data into HTML:
 
     base.html       the frame of every page: themes, header, contents, plot library
     macros.html     tables, figures, legends, lists
     report.html     the sections of this report
 
-Templates are rendered with autoescape, so a run name, a word of the vocabulary or a setting can never become markup.
-`reproduction/page.py` renders its own page from the same frame through `environment`.
+Templates are rendered with autoescape, so a run name, a word of the vocabulary or a setting cannot become markup.
+`reproduction/page.py` renders its own page with the same `base.html`, through `environment`.
 
 The first section says what each person is promised, in sentences that need no mathematics (`describe_promise`). Every
-number in them comes from the privacy statement of the run and of all runs on the same users, which are computed from
-the ledgers. Bounds are rounded up, never down.
+number in them comes from two privacy statements: that of the run, and that of all runs on the same users. Both are
+computed from the ledgers. The factor on the odds and the success rate of a guess are rounded up, so that no sentence
+promises too much.
 """
 
 import math
@@ -49,20 +50,25 @@ TITLES = {
     "configuration": "How it was trained",
     "check": "Check it yourself",
 }
-"""The sections of the report in order, by anchor. `render_page` leaves out those that have no content."""
+"""The headings of the report's sections, by anchor, in order. `render_page` leaves out sections without content."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromiseCard:
-    """The guarantee of one run as a card of the page."""
+    """The guarantee of one run, as the page shows it in a box of the first section."""
 
     name: str
+    """The name of the run."""
     series: int
-    """Number of the run's colour, from 1."""
+    """The number of the run's colour, from 1 to 6."""
     epsilon: str
+    """The claimed epsilon of this run alone."""
     detail: str
+    """The accountant, the delta and the population of the claim, or a note that there is no bound."""
     promise: "Promise"
+    """The guarantee in words."""
     hypotheticals: list[str]
+    """Sentences with the hypothetical epsilons of the run."""
     statement: str
     """The whole privacy statement as text."""
 
@@ -72,15 +78,15 @@ def write_page(compared: Comparison, out: str | Path, *, title: str | None = Non
 
     Args:
         compared: The runs.
-        out: The folder: missing or empty, unless `force` is set.
+        out: The folder. It must be missing or empty, unless `force` is set.
         title: The heading of the page. By default a heading that fits the number of runs.
-        force: Whether to replace the page in a folder that holds something. Its other files are kept.
+        force: Whether the folder may contain files. Its `index.html` is replaced, its other files are kept.
 
     Returns:
         The path of the page.
 
     Raises:
-        InvalidValue: The folder holds something, and `force` is not set.
+        InvalidValue: `out` is a file, or the folder is not empty and `force` is not set.
     """
     check_page_folder(out, force=force)
     page = Path(out) / "index.html"
@@ -91,13 +97,18 @@ def write_page(compared: Comparison, out: str | Path, *, title: str | None = Non
 
 
 def check_page_folder(out: str | Path, *, force: bool) -> None:
-    """Raise `InvalidValue` unless `write_page` may write here: a command checks it before it measures for minutes.
+    """Check that `write_page` may write to a folder. Commands call this before measurements that take minutes.
 
     Args:
         out: The folder for the page.
-        force: Whether a page that is there may be overwritten.
+        force: Whether the folder may contain files, and its page may be replaced.
+
+    Raises:
+        InvalidValue: `out` is a file, or the folder is not empty and `force` is not set.
     """
     path = Path(out)
+    if path.suffix in (".html", ".htm"):
+        raise InvalidValue(f"{out} is the name of a file. Name a folder: the page is written to index.html in it.")
     if path.exists() and not path.is_dir():
         raise InvalidValue(f"{out} is a file, and the page needs a folder: choose another name.")
     if path.is_dir() and any(path.iterdir()) and not force:
@@ -109,7 +120,7 @@ def render_page(compared: Comparison, *, title: str | None = None) -> str:
 
     Args:
         compared: The runs.
-        title: The heading; None for the names of the runs.
+        title: The heading. By default it contains the name of the run if there is only one, and no name otherwise.
     """
     records, measured = compared.records, compared.measured
     names = [record.name for record in records]
@@ -155,10 +166,10 @@ def render_page(compared: Comparison, *, title: str | None = None) -> str:
 
 
 def environment(*loaders: BaseLoader) -> Environment:
-    """Return a Jinja2 environment with the templates of this package.
+    """Return a Jinja2 environment that finds the templates of this package and escapes every value.
 
     Args:
-        loaders: Loaders that are searched before the templates of this package, for pages defined elsewhere.
+        loaders: Loaders of other templates, for pages that are defined elsewhere. They are searched first.
     """
     templates = Environment(
         loader=ChoiceLoader([*loaders, PackageLoader("unheard.report", "templates")]),
@@ -172,12 +183,12 @@ def environment(*loaders: BaseLoader) -> Environment:
 
 
 def render(templates: Environment, name: str, **content: Any) -> str:
-    """Render a template that extends `base.html`.
+    """Render a template that extends `base.html`, and return the page as HTML text.
 
     Args:
         templates: The result of `environment`.
-        name: The template.
-        content: Variables of the template. `base.html` needs `heading`, `mark` and `source`.
+        name: The name of the template.
+        content: The variables of the template. `base.html` needs `heading`, `mark` and `source`.
     """
     return templates.get_template(name).render(
         version=version("unheard"),
@@ -191,18 +202,19 @@ def render(templates: Environment, name: str, **content: Any) -> str:
 
 @cache
 def _plot_library() -> str:
-    """Vega, Vega-Lite and vega-embed (BSD-3-Clause) as bundled by vl-convert, 0.9 MB."""
+    """Return the JavaScript of Vega, Vega-Lite and vega-embed (BSD-3-Clause) as vl-convert bundles it, 0.9 MB."""
     import vl_convert
 
-    # A script element ends at the first closing tag, even inside a string; there the slash can be escaped.
+    # A script element ends at the first closing tag, even if the tag is inside a JavaScript string. In a string, "<\/"
+    # means the same as "</" and does not end the element.
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGALITE)
     return bundle.replace("</script", "<\\/script")
 
 
 def _summary_sentence(record: RunRecord) -> dict[str, str]:
-    """The accuracy and the guarantee of one run in the first sentence of the page.
+    """Return the accuracy and the guarantee of one run as parts of the first sentence of the page.
 
-    The accuracy is that of the newest model, with the digits of the summary table.
+    The accuracy is that of the last evaluation, with as many digits as in the summary table.
     """
     accuracy = latest(record, "accuracy_top1")
     return {
@@ -218,7 +230,7 @@ def _summary_sentence(record: RunRecord) -> dict[str, str]:
 
 
 def _promise_card(compared: Comparison, record: RunRecord) -> PromiseCard:
-    """Fill the card that states what a run promises."""
+    """Return the box of the page that states the guarantee of one run."""
     alone = "this run alone, " if record.other_runs else ""
     detail = (
         f"{alone}by {tables.claimed_by(record)} at δ = {small(record.delta)}, for {record.population:,} declared users"
@@ -230,12 +242,12 @@ def _promise_card(compared: Comparison, record: RunRecord) -> PromiseCard:
         detail=detail if record.is_private else "no noise, no bound",
         promise=describe_promise(record),
         hypotheticals=[other.words for other in compared.hypotheticals if other.run == record.name],
-        statement=statement_text(record.statement).replace("`", ""),  # marks of commands in a terminal
+        statement=statement_text(record.statement).replace("`", ""),  # backticks mark commands in the terminal only
     )
 
 
 def _plot_tables(compared: Comparison) -> Mapping[str, tables.Table]:
-    """The numbers of each plot as a table, for readers who cannot see the plot."""
+    """Return the numbers of the plots as tables, by plot name, for readers who cannot see the plots."""
     numbers = {
         "accuracy-by-round": tables.accuracy_by_round(compared),
         "epsilon-by-round": tables.epsilon_by_round(compared),
@@ -247,7 +259,7 @@ def _plot_tables(compared: Comparison) -> Mapping[str, tables.Table]:
 
 
 def _suggestions(compared: Comparison) -> list[dict[str, Any]]:
-    """For each prompt the words that each run suggests, with their probabilities."""
+    """Return, for each prompt, the words that each run suggests and their probabilities."""
     by_text: dict[str, dict[str, list[tuple[str, str]]]] = {}
     for name, measures in compared.measured.items():
         for prompt in measures["prompts"]:
@@ -266,23 +278,27 @@ def _suggestions(compared: Comparison) -> list[dict[str, Any]]:
 
 
 def _series(compared: Comparison, name: str) -> int:
+    """Return the colour number of a run, from 1 to `SERIES`. With more runs the colours repeat."""
     return (compared.colours[name] - 1) % SERIES + 1
 
 
 def _sentences(texts: list[str]) -> list[str]:
+    """Turn phrases of a privacy statement into sentences, with a capital letter and a full stop."""
     return [text[0].upper() + text[1:] + "." for text in texts]
 
 
 STRONG, WEAK = 1.0, 8.0
-"""Up to STRONG an epsilon is called strong, above WEAK weak. A convention, not theory: the number is always shown as
-well."""
+"""An epsilon up to STRONG is called strong, and an epsilon above WEAK is called weak. These limits are a convention of
+this page, not theory, so the page always shows the epsilon too."""
 HEADLINES = {
     "strong": "A strong guarantee for every single person",
     "moderate": "A guarantee for every single person",
     "weak": "A guarantee, but a weak one",
-    "none": "An experiment: no guarantee against whoever knows the seed",
+    "none": "An experiment: no guarantee against anyone who knows the seed",
     "all": "No guarantee over all runs on these users",
 }
+"""The headline of a guarantee, by its grade. `none` is for a private run whose noise comes from a seed; `all` is for a
+private run on users for whom all runs together have no finite epsilon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,25 +306,28 @@ class Promise:
     """The guarantee of a run in words."""
 
     headline: str
+    """The guarantee in one line."""
     grade: str
     """`none`, `weak`, `moderate` or `strong`."""
     paragraphs: tuple[str, ...]
+    """The explanation, one string per paragraph."""
     warnings: tuple[str, ...]
     """The warnings of the privacy statement."""
 
 
 def describe_promise(record: RunRecord) -> Promise:
-    """Describe what each person is promised, or say that there is no guarantee and why.
+    """Describe what each person is promised by a run, or say that there is no guarantee and why.
 
-    Other runs on the same users count: the guarantee is about all of them together, if the store's ledger is here.
+    If other runs used the same users, the guarantee is that of all these runs together. They are known only if the
+    store's ledger is on this machine; if it is not, a paragraph says so.
     """
     alone = _describe_run(record)
     if not record.is_private:
         return alone
     if record.population_ledger is None:
         unknown = (
-            "This is about this run alone: the ledger of its store is not on this machine. Every other run on the same "
-            "users adds to what they have spent; `unheard statement STORE` composes them."
+            "This is the guarantee of this run alone, because the ledger of its store is not on this machine. Every "
+            "other run on the same users adds to the cost; `unheard statement STORE` computes the cost of all runs."
         )
         return replace(alone, paragraphs=(*alone.paragraphs, unknown))
     if not record.other_runs:
@@ -317,13 +336,18 @@ def describe_promise(record: RunRecord) -> Promise:
 
 
 def _over_all_runs(record: RunRecord, alone: Promise) -> Promise:
-    """Return the guarantee over all runs on the same users, followed by what holds for this run by itself."""
+    """Return the guarantee of all runs on the same users together, followed by the guarantee of this run alone.
+
+    Args:
+        record: A private run on users that other runs have used too.
+        alone: The guarantee of this run alone.
+    """
     names = record.other_runs
     others = f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
     runs = f"The same users were also charged for {'another run' if len(names) == 1 else f'{len(names)} other runs'} ({others})."
     by_itself = (
-        "For somebody who sees this model and nothing of the other runs, and if nothing of this run was chosen in the "
-        f"light of them, the ε of this run alone holds: {epsilon_text(record.epsilon)} by "
+        "If somebody sees this model and nothing of the other runs, and no choice about this run depended on the other "
+        f"runs, the ε of this run alone holds: {epsilon_text(record.epsilon)} by "
         f"{accountant_title(record.statement['claimed']['accountant'])} at δ = {small(record.delta)}. "
     )
     try:
@@ -339,7 +363,7 @@ def _over_all_runs(record: RunRecord, alone: Promise) -> Promise:
     epsilon, delta = float(total["claimed"]["epsilon"]), float(total["delta"])
     if math.isinf(epsilon):
         why = total["claim"].split("(", 1)[-1].rstrip(")")
-        lost = f"{runs} Over all these runs ε is infinite ({why}): together they promise nobody anything."
+        lost = f"{runs} Over all these runs ε is infinite ({why}): together they give nobody a guarantee."
         return replace(
             alone, headline=HEADLINES["all"], grade="none", paragraphs=(lost, by_itself + alone.paragraphs[-1])
         )
@@ -357,11 +381,12 @@ def _over_all_runs(record: RunRecord, alone: Promise) -> Promise:
 
 
 def _grade(epsilon: float) -> str:
+    """Return the grade of a finite epsilon (see `STRONG`)."""
     return "strong" if epsilon <= STRONG else "moderate" if epsilon <= WEAK else "weak"
 
 
 def _describe_run(record: RunRecord) -> Promise:
-    """The guarantee of one run by itself."""
+    """Return the guarantee of one run alone. Its last paragraph states it formally, or says why there is none."""
     statement = record.statement
     warnings = tuple(warning[0].upper() + warning[1:] for warning in statement["warnings"])
     if not record.is_private:
@@ -378,7 +403,8 @@ def _describe_run(record: RunRecord) -> Promise:
         )
     epsilon, delta = record.epsilon, record.delta
     grade = _grade(epsilon)
-    # The noise of a seeded run can be recomputed by whoever knows the seed. The paragraphs hold against everybody else.
+    # Anyone who knows the seed of a run can recompute its noise, so the grade is "none". The paragraphs hold against
+    # everyone who does not know the seed.
     if any("REPRODUCIBLE NOISE" in warning for warning in warnings):
         grade = "none"
     return Promise(
@@ -395,29 +421,33 @@ def _describe_run(record: RunRecord) -> Promise:
 
 
 def _paragraphs(epsilon: float, delta: float) -> tuple[str, ...]:
-    """The bound as a factor on the odds, and as a bet on whether a person took part."""
+    """Explain (epsilon, delta) in two paragraphs: as a factor on the odds, and as a bet whether a person took part."""
     unit = "One person means everything they wrote, all of it at once."
     bet = "Somebody who tosses a coin on whether you took part is right 50 times in 100."
     knowing = "with this model, all models before it, unlimited computers and everybody else's text"
     if epsilon > WEAK:
         return (
-            f"{unit} Each person's part in this model was limited and covered with noise, but the number that measures what is "
-            f"left is large: one person's presence may change the odds of an outcome by a factor of {odds_factor(epsilon)}. By "
-            "itself such a bound promises little.",
-            f"{bet} The bound leaves open that, {knowing}, they are right {_success_rate(epsilon, delta)}. More users, more "
-            "noise or fewer rounds make it smaller; `unheard plan` says by how much.",
+            f"{unit} Each person's influence on this model was limited and noise was added, but the bound on the "
+            "remaining influence is large: one person's presence may change the odds of an outcome by a factor of "
+            f"{odds_factor(epsilon)}. By itself such a bound promises little.",
+            f"{bet} This bound does not exclude that, {knowing}, they are right {_success_rate(epsilon, delta)}. More "
+            "users, more noise or fewer rounds make ε smaller; `unheard plan` says by how much.",
         )
     return (
-        f"{unit} Whether any one of them took part changes the odds of anything that can be seen of this run, all its models "
-        f"included, by a bounded factor: no outcome becomes more than {odds_factor(epsilon)} times as likely, or as unlikely, by "
-        f"one person's presence (except for a remainder of δ = {small(delta)}).",
+        f"{unit} Whether any one person took part changes the odds of everything that can be seen of this run, all its "
+        "models included, by a bounded factor: one person's presence makes no outcome more than "
+        f"{odds_factor(epsilon)} times as likely, or as unlikely (except for a remainder of δ = {small(delta)}).",
         f"As a bet: {bet[0].lower()}{bet[1:]} Even {knowing}, they are right at most {_success_rate(epsilon, delta)}.",
     )
 
 
 def _success_rate(epsilon: float, delta: float) -> str:
-    """The best success rate of a guess at even odds under (epsilon, delta): (e^epsilon + delta) / (1 + e^epsilon)."""
+    """Return in words how often the best guess whether a person took part can be right, rounded up.
+
+    If taking part is as likely as not, (epsilon, delta)-differential privacy limits the probability of a right guess to
+    (e^epsilon + delta) / (1 + e^epsilon).
+    """
     wrong = (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0)))
-    if wrong > 0.005:
-        return f"{math.ceil(1000 * (1 - wrong)) / 10:g} times in 100"
-    return "nearly always"
+    digits = 1 if wrong > 0.005 else 3
+    rate = math.ceil(10 ** (digits + 2) * (1 - wrong)) / 10**digits
+    return f"{rate:g} times in 100" if rate < 100 else "nearly always"

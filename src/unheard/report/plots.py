@@ -9,11 +9,11 @@
     accuracy_by_user         percentiles of AccuracyTop1 over held-out users
     head_word_histograms     the paper's head-word histograms
 
-`tables.py` has the same numbers as tables. `page.py` shows the plots on the page.
-`curve_layer`, `hover_layers` and `end_rounds` also serve the plots of `reproduction/`.
+`tables.py` has the same numbers as tables. `page.py` puts the plots on the page. The plots of `reproduction/` also use
+`curve_layer`, `hover_layers` and `end_rounds`.
 
-`write_images` writes them as PNG and SVG files, without a browser, in the colours of the light theme; title and legend
-are part of the picture:
+`write_images` writes all plots as PNG files. It needs no browser, uses the colours of the light theme, and draws title
+and legend into the image. `write_png` and `write_svg` write a single plot.
 
     write_images(Comparison.read(["runs/plain", "runs/private"]), "plots")
 """
@@ -46,15 +46,17 @@ class Plot:
     """One plot and its legend."""
 
     name: str
-    """File name and anchor on the page."""
+    """The name of the image file, without its ending, and the anchor of the plot on the page."""
     title: str
+    """The title above the plot."""
     spec: dict[str, Any]
+    """The Vega-Lite specification. Its colours are CSS variables of the page (`style.colour`)."""
     legend: Sequence[SeriesStyle] = ()
-    """The runs of the plot, in order."""
+    """The entries of the legend, in order: one for each run, and one for the baseline if it is drawn."""
     zoom: tuple[int, int] | None = None
-    """First and last round, if the horizontal axis is the round; such a plot can be zoomed."""
+    """The first and the last round if the horizontal axis is the round, so that the plot can be zoomed; else None."""
     has_lines: bool = False
-    """Whether the runs are drawn as lines: then the legend shows their dashes."""
+    """Whether the runs are drawn as lines. If so, the legend shows their dashes."""
 
 
 ROUND_AXIS = {
@@ -63,27 +65,29 @@ ROUND_AXIS = {
     "axis": {"title": "round", "format": "~s", "tickCount": 6, "tickMinStep": 1},
     "scale": {"nice": False, "padding": 12},
 }
-"""The horizontal axis of every plot by round."""
+"""The encoding of the horizontal axis of all plots by round."""
 ZOOM = {
     "type": "interval",
     "encodings": ["x"],
     "zoom": "wheel![event.ctrlKey || event.metaKey]",
     "translate": "[pointerdown[event.pointerType != 'touch'], window:pointerup] > window:pointermove!",
 }
-"""The wheel zooms only with Ctrl, and only a mouse drags, so that wheel and finger still scroll the page."""
+"""How the reader zooms. The wheel zooms only together with Ctrl or Cmd, and a finger does not drag the plot, so that
+the wheel and the finger still scroll the page."""
 PADDING = 20
-"""Pixels between the curves and the edge of a plot."""
+"""The number of pixels between the smallest or largest value and the edge of a plot."""
 BIGRAM = "bigram with back-off"
-"""The baseline that `accuracy_by_band` shows."""
+"""The name in `measures.json` of the baseline that `accuracy_by_band` shows."""
 OUTSIDE = "not in the dictionary"
+"""The band of words outside the dictionary. It is not drawn: such a word always counts as wrong."""
 PERCENTILES = {"p5": "5th percentile", "p25": "25th", "p50": "median", "p75": "75th", "p95": "95th", "mean": "mean"}
 
 
 def plots(compared: Comparison) -> list[Plot]:
-    """All plots for which the runs have data.
+    """Return all plots for which the runs have data.
 
-    The two plots by round need an evaluation and a private run. The others need full measures (`unheard evaluate
-    --full`) of at least one run.
+    `accuracy_by_round` needs an evaluation, and `epsilon_by_round` a private run. The other plots need full measures
+    (`unheard evaluate --full`) of at least one run.
     """
     drawn = [accuracy_by_round(compared), epsilon_by_round(compared)]
     if compared.measured:
@@ -92,10 +96,10 @@ def plots(compared: Comparison) -> list[Plot]:
 
 
 def accuracy_by_round(compared: Comparison) -> Plot | None:
-    """Held-out AccuracyTop1 by round; None before the first evaluation.
+    """Plot held-out AccuracyTop1 by round. Return None if no run has an evaluation yet.
 
-    A thin line shows each evaluation and a bold line the mean over five, as the paper plots it. Dotted horizontal lines
-    show the baselines of the full measures.
+    A thin line shows each evaluation, and a bold line the mean over five evaluations, as in the paper. Dotted
+    horizontal lines show the simple baselines, if a run has full measures.
     """
     points = [point for record in compared.records for point in accuracy_points(record)]
     if not points:
@@ -131,10 +135,10 @@ def accuracy_by_round(compared: Comparison) -> Plot | None:
 
 
 def epsilon_by_round(compared: Comparison) -> Plot | None:
-    """Epsilon by round for the private runs; None if there are none.
+    """Plot epsilon by round for the private runs. Return None if there are none.
 
-    The line is the running bound (RDP). The ring is the claimed epsilon at the end, which may be smaller because a
-    tighter accountant was used. A dotted horizontal line shows the budget.
+    The line is the bound of the RDP accountant during training. The ring is the claimed epsilon at the end. It can be
+    smaller, because the claim may use a tighter accountant. Dotted horizontal lines show the budgets.
     """
     private = [record for record in compared.records if record.is_private]
     points = [point for record in private for point in epsilon_points(record)]
@@ -186,14 +190,14 @@ def epsilon_by_round(compared: Comparison) -> Plot | None:
 def curve_layer(
     y: dict[str, Any], styles: Sequence[SeriesStyle], *, width: float = 2.5, opacity: float = 1.0, zoom: bool = False
 ) -> dict[str, Any]:
-    """A layer with one curve per run.
+    """Return a Vega-Lite layer with one curve per run.
 
     Args:
         y: The encoding of the vertical axis.
-        styles: The runs.
-        width: Stroke width.
-        opacity: Opacity of the curves.
-        zoom: Whether the reader can zoom this layer; one layer of a plot can be zoomed.
+        styles: The styles of the runs.
+        width: The stroke width in pixels.
+        opacity: The opacity of the curves, from 0 to 1.
+        zoom: Whether to add the zoom of the plot. Set it for exactly one layer of a plot.
     """
     encoding = {"x": ROUND_AXIS, "y": y, "color": colour_encoding(styles), "strokeDash": dash_encoding(styles)}
     layer = {"mark": {"type": "line", "strokeWidth": width, "opacity": opacity, "clip": True}, "encoding": encoding}
@@ -201,21 +205,21 @@ def curve_layer(
 
 
 def hover_layers(styles: Sequence[SeriesStyle], field: str, number_format: str) -> list[dict[str, Any]]:
-    """Layers that show the figure of every run at the round under the pointer.
+    """Return layers that show the values of all runs at the round under the pointer, as dots and in a tooltip.
 
     Args:
-        styles: The runs.
-        field: The field to show.
-        number_format: Its format, as in d3-format.
+        styles: The styles of the runs.
+        field: The field of the data whose value is shown.
+        number_format: The number format of the tooltip, in the notation of d3-format.
     """
     near = {"type": "point", "fields": ["round"], "nearest": True, "on": "pointerover", "clear": "pointerout"}
 
     def seen(value: float) -> dict[str, Any]:
-        """An opacity: `value` for the round under the pointer, 0 for the others."""
+        """Return the encoding of an opacity: `value` at the round under the pointer, 0 at all other rounds."""
         return {"condition": {"param": "near", "empty": False, "value": value}, "value": 0}
 
-    # Vega-Lite reads dots and brackets in a field name as a path, so columns are numbered and the titles hold the run
-    # names.
+    # Vega-Lite reads dots and brackets in a field name as a path, and a run name may contain them. So the columns are
+    # numbered, and the run names are their titles.
     names = [style.name for style in styles]
     number = f"indexof({json.dumps(names)}, datum.run)"
     tips = [{"field": "round", "type": "quantitative", "format": ","}]
@@ -244,7 +248,11 @@ def hover_layers(styles: Sequence[SeriesStyle], field: str, number_format: str) 
 
 
 def rule_layers(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Horizontal lines with labels, from rows with `label` and `value`."""
+    """Return layers with dotted horizontal lines and their labels.
+
+    Args:
+        lines: For each line a dictionary with `label` and `value`, its height on the vertical axis.
+    """
     if not lines:
         return []
     y = {"field": "value", "type": "quantitative"}
@@ -255,10 +263,13 @@ def rule_layers(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def share_scale(values: Sequence[float | None]) -> dict[str, Any]:
-    """A scale for shares that does not begin below zero.
+    """Return a scale for shares whose axis does not extend below zero.
 
-    The padding would extend an axis whose smallest value is near zero to negative shares; such an axis begins at zero
-    instead.
+    If the smallest value is near zero, the padding would extend the axis to negative shares, so the axis begins at
+    zero. Otherwise it begins near the smallest value.
+
+    Args:
+        values: The values on the axis. None and infinite values are ignored.
     """
     known = [value for value in values if value is not None and math.isfinite(value)] or [0.0]
     low, high = min(known), max(known)
@@ -268,13 +279,13 @@ def share_scale(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def end_rounds(points: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """The first and the last round of some points."""
+    """Return the first and the last round of the points of a plot."""
     rounds = [int(point["round"]) for point in points]
     return min(rounds), max(rounds)
 
 
 def accuracy_by_band(compared: Comparison) -> Plot:
-    """AccuracyTop1 by word frequency, for each run and the bigram baseline."""
+    """Plot AccuracyTop1 by word frequency as bars, for each run with full measures and for the bigram baseline."""
     measured = compared.measured
     shown = {name: measures["bands"] for name, measures in measured.items()}
     legend = _measured_looks(compared)
@@ -309,9 +320,9 @@ def accuracy_by_band(compared: Comparison) -> Plot:
 
 
 def accuracy_by_user(compared: Comparison) -> Plot:
-    """Percentiles of AccuracyTop1 over held-out users, for each run.
+    """Plot the distribution of AccuracyTop1 over held-out users, for each run with full measures.
 
-    A line from the 5th to the 95th percentile, a bar over the middle half, and a tick at the median.
+    A line goes from the 5th to the 95th percentile, a bar from the 25th to the 75th, and a tick marks the median.
     """
     rows = [{"run": name, **m["users"]["accuracy_top1"]} for name, m in compared.measured.items()]
     legend = _measured_looks(compared)
@@ -338,12 +349,17 @@ def accuracy_by_user(compared: Comparison) -> Plot:
 
 
 def head_word_histograms(compared: Comparison) -> list[Plot]:
-    """How many of the 10 best suggestions are among the 10, 50 and 100 most frequent words."""
+    """Plot how many of the 10 best suggestions are among the 10, 50 and 100 most frequent words, as three plots."""
     return [_head(compared, head) for head in ("10", "50", "100")]
 
 
 def _head(compared: Comparison, head: str) -> Plot:
-    """Plot how many of 10 suggestions are among the `head` most frequent words."""
+    """Plot how many of the 10 best suggestions are among the `head` most frequent words.
+
+    Args:
+        compared: The runs.
+        head: "10", "50" or "100", as in `measures.json`.
+    """
     rows, legend = [], _measured_looks(compared)
     for name, measures in compared.measured.items():
         counts = measures["head_words"][head]
@@ -370,15 +386,17 @@ def _head(compared: Comparison, head: str) -> Plot:
 
 
 def _measured_looks(compared: Comparison) -> list[SeriesStyle]:
+    """Return the styles of the runs that have full measures."""
     return [style for style in series_styles(compared.colours) if style.name in compared.measured]
 
 
 def _share_axis(title: str) -> dict[str, Any]:
+    """Return an axis whose labels are percentages."""
     return {"title": title, "format": ".0%", "grid": True, "tickCount": 6}
 
 
 WIDTH = 720
-"""Width of a plot in a file, in pixels before scaling."""
+"""The width of a plot in an image file, in pixels before scaling."""
 
 
 def write_images(compared: Comparison, out: str | Path, *, scale: float = 2.0) -> list[Path]:
@@ -386,22 +404,22 @@ def write_images(compared: Comparison, out: str | Path, *, scale: float = 2.0) -
 
     Args:
         compared: The runs.
-        out: The folder, created if it does not exist.
-        scale: Pixels per unit of the plot.
+        out: The folder. It is created if it does not exist; files of the same names are replaced.
+        scale: The number of pixels of the image for one pixel of the plot; 2 suits screens with high resolution.
 
     Returns:
-        The paths of the files, each named after its plot.
+        The paths of the files, one `NAME.png` per plot.
     """
     return [write_png(plot, Path(out), scale=scale) for plot in plots(compared)]
 
 
 def write_png(plot: Plot, folder: Path, *, scale: float = 2.0) -> Path:
-    """Write one plot as `folder/NAME.png` and return the path.
+    """Write one plot as `folder/NAME.png`, where NAME is the plot's name, and return the path.
 
     Args:
         plot: The plot.
-        folder: The folder.
-        scale: Pixels per unit of the plot.
+        folder: The folder. It is created if it does not exist.
+        scale: The number of pixels of the image for one pixel of the plot.
     """
     import vl_convert
 
@@ -410,11 +428,11 @@ def write_png(plot: Plot, folder: Path, *, scale: float = 2.0) -> Path:
 
 
 def write_svg(plot: Plot, folder: Path) -> Path:
-    """Write one plot as `folder/NAME.svg` and return the path.
+    """Write one plot as `folder/NAME.svg`, where NAME is the plot's name, and return the path.
 
     Args:
         plot: The plot.
-        folder: The folder.
+        folder: The folder. It is created if it does not exist.
     """
     import vl_convert
 
@@ -423,11 +441,15 @@ def write_svg(plot: Plot, folder: Path) -> Path:
 
 
 def _spec_for_file(plot: Plot) -> dict[str, Any]:
-    """The specification with what the page provides around a plot: title, legend, background, width, colour values."""
-    # Four or more legend entries in a row would run out of the picture.
+    """Return the specification of a plot for an image file.
+
+    On the page, HTML and CSS supply the title, the legend, the background, the width and the values of the colour
+    variables. In a file the specification must contain them.
+    """
+    # Three columns: four or more legend entries in one row would be wider than the image.
     legend = {"orient": "top", "title": None, "labelColor": LIGHT["ink"], "labelLimit": 320, "symbolOpacity": 1}
     legend |= {"columns": 3, "columnPadding": 24, "rowPadding": 6}
-    if plot.has_lines:  # dashes are visible on a stroke and not on a dot
+    if plot.has_lines:  # the dashes of a run are visible on a line, not on a dot
         legend |= {"symbolType": "stroke", "symbolSize": 500, "symbolStrokeWidth": 3}
     spec = {
         **plot.spec,
@@ -444,6 +466,7 @@ def _spec_for_file(plot: Plot) -> dict[str, Any]:
 
 
 def _write(path: Path, content: bytes) -> Path:
+    """Write a file, create its folder if needed, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, content)
     return path

@@ -5,16 +5,16 @@
     accuracy_points(record)                  # held-out AccuracyTop1 by round, also smoothed as in the paper
     epsilon_points(record)                   # epsilon by round as the ledger grew
 
-Reads only `run.toml`, `ledger.jsonl`, `metrics.jsonl` and `measures.json`, of a finished run or of one that is still
-training; no torch or corpus. A ledger that was edited, or that lacks what the folder's checkpoints, its model or the
-store's ledger remember, raises `LedgerError`.
+The data come from `run.toml`, `ledger.jsonl`, `metrics.jsonl` and `measures.json`. The run may be finished or still
+training. Neither torch nor the store is needed. `LedgerError` is raised if the ledger was edited, or if the
+checkpoints, the model or the store's ledger show that entries are missing.
 
     monitor = RunMonitor("runs/private")
     status = monitor.status()
     status.state, status.round, status.rounds, status.epsilon        # ('training', 120, 3000, 0.84)
 
-`RunMonitor` takes no lock and skips an incomplete last line, so it does not disturb the run. It reads the ledger again
-only if the ledger has grown.
+`RunMonitor` takes no lock and ignores an incomplete last line, so it does not disturb a run that is training. It reads
+the ledger again only if its size has changed.
 
 Paper, section 3: "We evaluate accuracy every 20 rounds and plot metrics smoothed over 5 evaluations".
 """
@@ -34,39 +34,39 @@ from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.events import CorrelatedGaussian, Event, ExampleGaussian, NonPrivate, PoissonGaussian
 from unheard.privacy.ledger import Entry, Ledger, run_id
-from unheard.privacy.population_ledger import PopulationLedger, vocabulary_member
-from unheard.privacy.population_statement import all_runs
+from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.population_statement import all_runs, other_runs
 from unheard.privacy.run_ledger import population_of, read_run_ledger
 from unheard.privacy.statement import compute_statement
 from unheard.run_folder import RunFolder
 
 MAX_POINTS = 200
-"""A curve of epsilon has about this many points at most."""
+"""The largest number of points of an epsilon curve, not counting the first round."""
 SILENT_AFTER = 120.0
-"""Seconds without a charged round after which a run is called silent: its process was killed, or its rounds take
-long."""
+"""Seconds without a charged round after which the state of a run is `silent`. Either its process was killed, or its
+rounds take longer than this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The content of one run folder."""
+    """The content of one run folder, as plain data."""
 
     name: str
-    """Unique among the runs that are shown together."""
+    """The name to show for the run. Runs that are shown together have different names."""
     tables: Mapping[str, Any]
-    """The run file."""
+    """The content of the run file: a dictionary for each table, such as `training` and `privacy`."""
     facts: Mapping[str, Any]
-    """The public facts at the head of the ledger: population, delta, sampling."""
+    """The public facts in the header of the ledger: population, delta, sampling and others."""
     entries: Sequence[Entry]
-    """The charged rounds."""
+    """The ledger entries, in the order in which they were charged."""
     metrics: Sequence[Mapping[str, Any]]
     """The evaluations on held-out users, in order of rounds."""
     measures: Mapping[str, Any] | None = None
-    """The full measures of the newest model (`unheard evaluate --full`), if there are any."""
+    """The full measures of the newest model (`unheard evaluate --full`); None if it has not been measured."""
     run_id: str = ""
     """The id of the run in the ledger of its population."""
     population_ledger: PopulationLedger | None = None
-    """The ledger of all runs on the same users; None if the store is not where the run file says."""
+    """The ledger of all runs on the same users; None if the store is not at the path that the run file names."""
 
     @classmethod
     def read(cls, path: str | Path, name: str | None = None) -> "RunRecord":
@@ -77,8 +77,8 @@ class RunRecord:
             name: The name to show. By default the name of the folder.
 
         Raises:
-            RunFolderError: The folder is not a run folder, or its run file cannot be read.
-            LedgerError: The ledger is damaged, was edited, shortened or rolled back, or is of another run.
+            RunFolderError: The folder is not a run folder, or one of its files is damaged or was changed.
+            LedgerError: The ledger is damaged, was edited, shortened or rolled back, or belongs to another run.
         """
         folder = RunFolder.open(path)
         try:
@@ -100,22 +100,19 @@ class RunRecord:
 
     @cached_property
     def statement(self) -> dict[str, Any]:
-        """The privacy statement, computed from the ledger. The tightest accountant takes seconds."""
+        """The privacy statement, computed from the ledger. The first access can take seconds (PLD accountant)."""
         return compute_statement(self.facts, self.entries)
 
     @property
     def other_runs(self) -> list[str]:
-        """The names of the other runs that were charged to the same users, as far as the store's ledger is here."""
+        """The names of the other runs that were charged to the same users; empty if `population_ledger` is None."""
         if self.population_ledger is None:
             return []
-        own = (self.run_id, vocabulary_member(str(self.facts.get("corpus", ""))))
-        members = self.population_ledger.members.values()
-        others = (member for member in members if member.events and member.id not in own)
-        return [str(member.facts.get("name", member.id)) for member in others]
+        return other_runs(self.population_ledger, self.run_id, str(self.facts.get("corpus", "")))
 
     @cached_property
     def all_runs(self) -> dict[str, Any] | None:
-        """The privacy statement over all runs on the same users; None if there is no other run, or no ledger here.
+        """The privacy statement about all runs on the same users; None if `other_runs` is empty.
 
         Raises:
             UnprovenCombination: Several runs drew the same cohorts, so there is no statement about all of them.
@@ -131,7 +128,7 @@ class RunRecord:
 
     @property
     def delta(self) -> float:
-        """The delta of the claim."""
+        """The delta of the claimed (epsilon, delta)."""
         return self.statement["delta"]
 
     @property
@@ -141,27 +138,35 @@ class RunRecord:
 
     @property
     def rounds(self) -> int:
-        """The round of the last evaluation; before the first evaluation the last round charged."""
+        """The number of rounds up to the last evaluation; before the first evaluation, the number of charged rounds."""
         return int(self.metrics[-1]["round"]) if self.metrics else max((e.round + 1 for e in self.entries), default=0)
 
     @property
     def population(self) -> int:
-        """The declared number of users."""
+        """The number of users, as declared in the ledger."""
         return int(self.facts["population"])
 
     @property
     def users_per_round(self) -> float:
-        """The expected number of users per round, as declared."""
+        """The expected number of users per round, as declared in the ledger. The sizes of the cohorts are private."""
         sampling = self.facts["sampling"]
         return float(sampling.get("users_per_round") or sampling["sampling_prob"] * self.population)
 
 
 def _check(folder: RunFolder, tables: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Check what every view of a run reads of its run file and of the head of its ledger."""
+    """Check the entries of the run file and of the ledger's header that all tables and plots need.
+
+    Raises:
+        RunFolderError: The run file has no number of rounds, or its budget is not a number.
+        LedgerError: The header of the ledger lacks the delta, the population or the sampling.
+    """
     training, privacy = tables.get("training"), tables.get("privacy", {})
     budget = privacy.get("budget_epsilon") if isinstance(privacy, dict) else "?"
     if not isinstance(training, dict) or type(training.get("rounds")) is not int or not _is_number(budget, None):
-        raise RunFolderError(f"{folder.run_file} is not the run file of a run: put back the one that it began with.")
+        raise RunFolderError(
+            f"{folder.run_file} is not the run file of a run: [training] rounds or [privacy] budget_epsilon is not a "
+            "number. Put back the run file that the run began with."
+        )
     sampling = facts.get("sampling") or {}
     drawn = sampling.get("users_per_round") or sampling.get("sampling_prob")
     if not (_is_number(facts.get("delta")) and _is_number(facts.get("population")) and _is_number(drawn)):
@@ -171,17 +176,19 @@ def _check(folder: RunFolder, tables: Mapping[str, Any], facts: Mapping[str, Any
 
 
 def _is_number(value: Any, *others: Any) -> bool:
+    """Whether `value` is an int or a float, but not a bool, or equals one of `others`."""
     return value in others or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
     """Read several run folders.
 
-    A record is named after its folder. If two folders have the same name, parent folders are added until all names
-    differ.
+    Each record has the name of its folder. If two folders have the same name, parent folders are added to all names
+    until they differ: `sweep/1` and `repeat/1`.
 
     Raises:
-        InvalidValue: There is no path, or one folder is given twice.
+        InvalidValue: `paths` is empty, or names the same folder twice.
+        RunFolderError, LedgerError: See `RunRecord.read`.
     """
     if not paths:
         raise InvalidValue("Name at least one run folder.")
@@ -195,25 +202,25 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
 
 
 def latest(record: RunRecord, measure: str) -> float | None:
-    """A figure of the last evaluation, that is, of the newest model; None before the first evaluation.
+    """Return one figure of the last evaluation; None if there is no evaluation yet or it lacks the figure.
 
     Args:
         record: The run.
-        measure: The key of a figure in metrics.jsonl.
+        measure: The key of a figure in metrics.jsonl, such as `perplexity`.
     """
     return record.metrics[-1].get(measure) if record.metrics else None
 
 
 def accuracy_points(record: RunRecord, measure: str = "accuracy_top1") -> list[dict[str, Any]]:
-    """A figure by round, as data for a plot.
+    """Return one figure of every evaluation, as data for a plot.
 
     Args:
         record: The run.
-        measure: The key of a figure in metrics.jsonl.
+        measure: The key of a figure in metrics.jsonl, such as `accuracy_top3`.
 
     Returns:
         For each evaluation a dictionary with `run`, `round`, `value`, and `smoothed`: the mean over this evaluation and
-        the four before it.
+        up to four before it, as in the paper.
     """
     rows = [row for row in record.metrics if isinstance(row.get(measure), int | float)]
     means = smoothed([row[measure] for row in rows])
@@ -224,7 +231,7 @@ def accuracy_points(record: RunRecord, measure: str = "accuracy_top1") -> list[d
 
 
 def final_accuracy(record: RunRecord, measure: str = "accuracy_top1") -> float | None:
-    """The last smoothed figure; None before the first evaluation.
+    """Return the mean of one figure over the last five evaluations; None before the first evaluation.
 
     Args:
         record: The run.
@@ -235,16 +242,18 @@ def final_accuracy(record: RunRecord, measure: str = "accuracy_top1") -> float |
 
 
 def epsilon_points(record: RunRecord, accountant: str = RUNNING_ACCOUNTANT) -> list[dict[str, Any]]:
-    """Epsilon after the rounds charged so far, as data for a plot.
+    """Return epsilon by round, as data for a plot.
 
-    A round that was computed twice, after a crash, is charged twice.
+    The epsilon at a round includes all rounds charged until then. A round that was repeated after a crash was charged
+    twice and counts twice.
 
     Args:
         record: The run.
-        accountant: An accountant that can add one round at a time.
+        accountant: An accountant that can add one round at a time (`privacy.budget.RunningEpsilon`).
 
     Returns:
-        Dictionaries with `run`, `round` and `epsilon`, about 200 at most; empty if epsilon is infinite.
+        Dictionaries with `run`, `round` and `epsilon`, in order of rounds, at most `MAX_POINTS` + 1. Empty if epsilon
+        is infinite.
     """
     running, points = RunningEpsilon(record.facts["delta"], accountant), {}
     every = max(1, -(-len(record.entries) // MAX_POINTS))
@@ -260,42 +269,48 @@ def epsilon_points(record: RunRecord, accountant: str = RUNNING_ACCOUNTANT) -> l
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """The status of a run at one moment."""
+    """The status of a run at the time of one call of `RunMonitor.status`."""
 
     state: str
-    """`training`, `silent`, `stopped`, `spent` (the budget allows no further round) or `complete`."""
+    """One of five words: `training`; `silent` (no round was charged for `SILENT_AFTER` seconds); `stopped` (training
+    ended before the last round); `spent` (it ended because the budget allows no further round); `complete`."""
     round: int
-    """Completed rounds."""
+    """The number of completed rounds."""
     rounds: int
-    """Planned rounds."""
+    """The number of planned rounds."""
     epsilon: float
     """Epsilon of the rounds charged so far, by `accountant`."""
     delta: float
+    """The delta at which `epsilon` is computed."""
     accountant: str
+    """The name of the accountant of `epsilon`."""
     budget: float | None
-    """The epsilon at which the run stops; None: no budget."""
+    """The largest epsilon that the run may spend; None if it has no budget."""
     points: list[dict[str, Any]]
-    """The evaluations so far, from `accuracy_points`."""
+    """The AccuracyTop1 of the evaluations so far, as `accuracy_points` returns it."""
     newest: dict[str, Any]
-    """The figures of the last evaluation; empty before the first."""
+    """The figures of the last evaluation; empty before the first evaluation."""
     seconds_since: float
-    """Seconds since a round was last charged."""
+    """The number of seconds since the last charge to the ledger."""
     rounds_per_second: float | None
-    """Speed since the first call of `RunMonitor.status`; None until a round has been completed since."""
+    """The mean speed since the first call of `RunMonitor.status`; None if no round was completed since that call."""
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated time to the last round; None unless the run is training at a known speed."""
+        """The estimated seconds to the last round; None if the run is not training or its speed is unknown."""
         if not self.rounds_per_second or self.state != "training":
             return None
         return max(0, self.rounds - self.round) / self.rounds_per_second
 
 
 class RunMonitor:
-    """Reads the status of one run repeatedly. Keeps the running epsilon, so that only new rounds are added to it.
+    """Reads the status of one run repeatedly. Each call accounts only for the ledger entries that are new.
 
     Args:
         path: The run folder.
+
+    Raises:
+        RunFolderError, LedgerError: See `RunRecord.read`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -311,10 +326,11 @@ class RunMonitor:
         self._started: tuple[float, int] | None = None
 
     def status(self) -> RunStatus:
-        """Read the current status.
+        """Return the current status.
 
         Raises:
-            LedgerError: The ledger became shorter since the last call.
+            LedgerError: The ledger is damaged, or has fewer entries than at the last call.
+            RunFolderError: The evaluations were changed or are damaged.
         """
         self._read_ledger()
         metrics = self.folder.read_metrics()
@@ -342,7 +358,11 @@ class RunMonitor:
         )
 
     def _read_ledger(self) -> None:
-        """Charge the entries that were appended since the last read."""
+        """Add the ledger entries that are new since the last call to the running epsilon.
+
+        Raises:
+            LedgerError: The ledger is damaged, or has fewer entries than at the last call.
+        """
         size = self.folder.ledger.stat().st_size
         if size == self._size:
             return
@@ -358,8 +378,15 @@ class RunMonitor:
         self._seen, self._size = len(entries), size
 
     def _state(self, evaluated: int, rounds: int, since: float) -> str:
-        """Tell whether the run trains, is silent, has stopped or is complete."""
-        # The training loop removes the statement when it starts and writes it whenever it ends.
+        """Return the state of the run: one of the words of `RunStatus.state`.
+
+        Args:
+            evaluated: The round of the last evaluation.
+            rounds: The number of planned rounds.
+            since: Seconds since the last charge.
+        """
+        # The training loop deletes statement.json when it starts and writes it when it ends, so the file exists only
+        # while no process is training.
         if self.folder.statement.exists():
             if evaluated >= rounds:
                 return "complete"
@@ -367,7 +394,11 @@ class RunMonitor:
         return "training" if since < SILENT_AFTER else "silent"
 
     def _rounds_per_second(self, done: int) -> float | None:
-        """Rounds a second since the watch began; None until a round is done."""
+        """Return the rounds per second since the first call; None if no round was completed since then.
+
+        Args:
+            done: The number of completed rounds.
+        """
         now = time.monotonic()
         if self._started is None:
             self._started = (now, done)

@@ -1,20 +1,21 @@
-"""The appearance of every plot: colours of the light and the dark theme, axes, and the style of each run.
+"""The appearance of all plots: the colours of the light and the dark theme, the axes, and the style of each run.
 
     styles = series_styles({"plain": 2, "private": 1})      # a colour and a dash per run
     encoding = {"color": colour_encoding(styles), "strokeDash": dash_encoding(styles)}
     spec = specification({"data": ..., "mark": "line", "encoding": encoding}, description="...")
 
-Colours in a specification are CSS variables, so a plot on the page follows the reader's theme without being drawn
-again. `write_images` in plots.py replaces them by the values of the light theme.
+Colours in a specification are CSS variables. So if the reader changes the theme of the page, the plots change without
+being drawn again. For image files, `plots.py` replaces the variables by the colours of the light theme.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # an identifier; nothing is fetched
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+"""The identifier of the Vega-Lite format. Nothing is loaded from this address."""
 VEGALITE = "6.4"
-"""Version of Vega-Lite, as vl-convert names it."""
+"""The version of Vega-Lite that draws the plots, in the form that vl-convert expects."""
 
 LIGHT = {
     "paper": "#fbfaf7",
@@ -30,7 +31,8 @@ LIGHT = {
     "series-5": "#86670f",
     "series-6": "#ad3558",
 }
-"""Colours of the light theme by name. `series-1` to `series-6` are those of the runs."""
+"""The colours of the light theme by name. The runs have the colours `series-1` to `series-6`; `floor` is for baselines
+and budgets."""
 DARK = {
     "paper": "#14171b",
     "card": "#1b1f25",
@@ -45,36 +47,42 @@ DARK = {
     "series-5": "#d9bf6c",
     "series-6": "#f293b0",
 }
-"""Colours of the dark theme, with the same names."""
+"""The colours of the dark theme, with the same names."""
 SERIES = 6
-"""Number of series colours."""
+"""The number of colours for runs."""
 DASHES = [[1, 0], [8, 3], [3, 3], [10, 3, 3, 3], [5, 5], [14, 4]]
-"""Runs differ by dash as well as by colour, for readers who cannot distinguish colours and for grey printers."""
+"""The dash patterns of the runs, as lengths of strokes and gaps in pixels. Runs differ in dash and in colour, for
+readers who cannot distinguish the colours and for prints without colour."""
 FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
 def colour(name: str) -> str:
-    """The CSS variable of a theme colour."""
+    """Return a theme colour as a CSS variable.
+
+    >>> colour("ink")
+    'var(--ink)'
+    """
     return f"var(--{name})"
 
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """The colour and dash of one run, the same in every plot and legend."""
+    """The colour and dash of one run. They are the same in all plots and legends."""
 
     name: str
+    """The name of the run."""
     colour: str
-    """A CSS colour or variable."""
+    """A CSS colour or CSS variable."""
     dash: list[int]
-    """Lengths of strokes and gaps in pixels; [1, 0] is a solid line."""
+    """The lengths of strokes and gaps in pixels; [1, 0] is a solid line."""
 
 
 def series_styles(numbers: Mapping[str, int]) -> list[SeriesStyle]:
-    """A style for each run, in the order of the runs.
+    """Return the style of each run, in the order of the runs.
 
     Args:
-        numbers: The number of each run's colour, from 1 (`formatting.colour_numbers`). After the sixth the colours repeat
-            with other dashes.
+        numbers: The colour number of each run, from 1, by run name (`formatting.colour_numbers`). From the seventh on,
+            the colours repeat with other dashes.
     """
     return [
         SeriesStyle(name, colour(f"series-{(i - 1) % SERIES + 1}"), DASHES[(i - 1 + (i - 1) // SERIES) % len(DASHES)])
@@ -83,24 +91,24 @@ def series_styles(numbers: Mapping[str, int]) -> list[SeriesStyle]:
 
 
 def colour_encoding(styles: Sequence[SeriesStyle]) -> dict[str, Any]:
-    """A Vega-Lite encoding of the field `run` by colour."""
+    """Return a Vega-Lite encoding that gives each value of the field `run` its colour."""
     scale = {"domain": [style.name for style in styles], "range": [style.colour for style in styles]}
     return {"field": "run", "type": "nominal", "scale": scale}
 
 
 def dash_encoding(styles: Sequence[SeriesStyle]) -> dict[str, Any]:
-    """A Vega-Lite encoding of the field `run` by dash."""
+    """Return a Vega-Lite encoding that gives each value of the field `run` its dash."""
     scale = {"domain": [style.name for style in styles], "range": [style.dash for style in styles]}
     return {"field": "run", "type": "nominal", "scale": scale}
 
 
 def specification(body: dict[str, Any], *, description: str, height: int = 300) -> dict[str, Any]:
-    """Complete a Vega-Lite view to a specification with the common axes, fonts and colours.
+    """Return a complete Vega-Lite specification, with the axes, fonts and colours that all plots share.
 
     Args:
-        body: The view: data, mark or layers, encoding.
-        description: What the plot shows, for screen readers.
-        height: Height in pixels; the width follows the page.
+        body: The view: its data, its mark or layers, and its encoding.
+        description: A sentence that says what the plot shows, for screen readers.
+        height: The height in pixels. The width is that of the element on the page.
     """
     axis = {
         "labelColor": colour("soft"),
@@ -127,7 +135,7 @@ def specification(body: dict[str, Any], *, description: str, height: int = 300) 
             "view": {"stroke": None},
             "axis": axis,
             "axisX": {"grid": False},
-            "legend": {"disable": True},  # the page has its own legend (macros.html)
+            "legend": {"disable": True},  # the page shows its own legend (macros.html)
             "line": {"strokeCap": "butt", "strokeJoin": "round"},
             "bar": {"cornerRadiusEnd": 2},
             "text": {"color": colour("soft"), "fontSize": 12},

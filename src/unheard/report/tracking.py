@@ -1,25 +1,28 @@
-"""Copy the evaluations of a run to the trackers that the user asks for: TensorBoard, MLflow, Weights & Biases.
+"""Copy the evaluations of a run to trackers: TensorBoard, MLflow, Weights & Biases.
 
     tracking = Tracking(path=Path("runs/private"), kinds=("mlflow",))
     tracking.check()                # before training: is the package installed?
     tracking.update()               # before the first round, and after each evaluation
     tracking.finish()               # when the command ends
 
-All trackers get the same: the run file without paths, and the figures of `metrics.jsonl`, which are released with the
-model. They get nothing else: no system metrics, no code, no git state, no host name.
+All trackers receive the figures of `metrics.jsonl`, which are released with the model. MLflow and Weights & Biases also
+receive the name of the run folder, the settings of the run file without paths, and the claim of the privacy statement.
+No tracker receives system metrics, code, the state of a git repository or the name of the machine.
 
-The time of an upload would reveal how long rounds take, and so how much text the users of a cohort have. TensorBoard's
-files and a local MLflow store therefore get the round instead of a time, and everything that leaves the machine (a
-remote MLflow server, Weights & Biases) is sent in one piece when the command ends.
+The time of an upload would reveal how long a round takes, and so how much text the users of its cohort have. For this
+reason TensorBoard's files and MLflow receive times that are computed from the number of the round, and everything that
+leaves the machine (a remote MLflow server, Weights & Biases) is sent only once, when the command ends.
 
 **TensorBoard.** `update_event_file` copies `metrics.jsonl` to `RUN/tensorboard/events.out.tfevents.*`, one record per
-evaluation, in order; `tensorboard --logdir runs` shows them. The file only grows, so a TensorBoard that is already open
-follows it. `train`, `resume` and `watch` update the file; the training loop never does
-(docs/decisions/0044-tensorboard-from-metrics.md). The wall time of a record is the number of its round. Format of a
-record: length (8 bytes), its checksum, the content (a protocol buffer), its checksum.
+evaluation, in order. `tensorboard --logdir runs` shows them. Records are only appended, so a TensorBoard that is
+already open shows new evaluations. The commands `train`, `resume` and `watch` update the file; the training loop does
+not (docs/decisions/0044-tensorboard-from-metrics.md). The wall time of a record is the number of its round. A record
+consists of the length of its content (8 bytes), a checksum of the length, the content (a protocol buffer), and a
+checksum of the content.
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import math
@@ -27,23 +30,26 @@ import os
 import struct
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from unheard.errors import InvalidValue
 from unheard.run_folder import RunFolder, replace_file
 from unheard.storage import FileInUse, locked
 
 TRACKERS = ("tensorboard", "mlflow", "wandb")
+"""The trackers that `--track` accepts."""
 PROJECT = "unheard"
-"""The experiment of MLflow and the project of Weights & Biases; `MLFLOW_EXPERIMENT_NAME` and `WANDB_PROJECT` change it."""
+"""The name of the MLflow experiment and of the Weights & Biases project, unless the environment variable
+`MLFLOW_EXPERIMENT_NAME` or `WANDB_PROJECT` names another."""
 FILE = "tracking.json"
-"""In the run folder: the id of the run in each tracker, and how many evaluations it has."""
+"""The file in the run folder with the id of the run in MLflow and in Weights & Biases, and the evaluations that each has
+received."""
 EVENT_FILE = "events.out.tfevents.0000000000.unheard"
-"""The same name on every machine: a run folder does not name the machine. TensorBoard reads any file with `tfevents` in
-its name."""
+"""The name of TensorBoard's file. Other programs put the time and the name of the machine into it, which a run folder
+should not reveal. TensorBoard reads every file with `tfevents` in its name."""
 NAMES = {
     "accuracy_top1": "held_out/AccuracyTop1",
     "accuracy_top3": "held_out/AccuracyTop3",
@@ -53,47 +59,74 @@ NAMES = {
     "perplexity": "held_out/perplexity",
     "epsilon": "privacy/epsilon",
 }
-"""Figures of an evaluation and their TensorBoard tags."""
+"""The figures of an evaluation that are copied, and their names in all trackers."""
 
+T = TypeVar("T")
 logger = logging.getLogger("unheard.report")
 
 
 def update_event_file(folder: RunFolder) -> int:
-    """Append the evaluations that the event file lacks.
+    """Append the new evaluations of a run to its TensorBoard file. Does nothing while another process writes the file.
 
-    Does nothing while another process is writing the file.
+    An evaluation that was repeated after a crash is appended again: TensorBoard treats a smaller step as a restart of the
+    run, and discards the earlier evaluations from that step on.
 
     Returns:
-        The number of evaluations appended.
+        The number of evaluations that were appended.
     """
     if not folder.metrics.exists():
         return 0
     folder.tensorboard.mkdir(exist_ok=True)
     path = folder.tensorboard / EVENT_FILE
     with contextlib.suppress(FileInUse), locked(folder.tensorboard / ".lock"), open(path, "ab+") as file:
-        end, records = _complete_records(file)
-        file.truncate(end)  # readers stop at an incomplete record, which a crash may leave
-        missing = list(_rows(folder.metrics))[max(records - 1, 0) :]
-        if records == 0:
+        records = _complete_records(file)
+        file.truncate(sum(map(len, records)))  # an incomplete record is left by a crash, and readers would stop there
+        if not records:
             file.write(_record({}))
-        for row in missing:
-            file.write(_record(row))
+        missing = _not_copied([_record(row) for row in _rows(folder.metrics)], _without_repeated(records[1:], _step))
+        for record in missing:
+            file.write(record)
         return len(missing)
     return 0
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Every complete line, also of a round that was computed again: TensorBoard treats an earlier step as a restart."""
+def _without_repeated(items: Iterable[T], round_of: Callable[[T], int]) -> list[T]:
+    """Return the items without those that come from before a restart: an item replaces all with its round or a later one."""
+    kept: list[T] = []
+    for item in items:
+        while kept and round_of(kept[-1]) >= round_of(item):
+            kept.pop()
+        kept.append(item)
+    return kept
+
+
+def _not_copied(items: Sequence[T], copied: Sequence[T]) -> Sequence[T]:
+    """Return the items from the first one that differs from the item at the same place in `copied`."""
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(items, copied, strict=False)))
+    return items[same:]
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Return the evaluations in the order of their rounds. Of a round that was repeated, the last one is returned.
+
+    An incomplete last line, and lines that are not an evaluation, are ignored.
+    """
+    rows = []
     for line in path.read_bytes().split(b"\n")[:-1]:
         with contextlib.suppress(ValueError):
             row = json.loads(line)
             if isinstance(row, dict) and isinstance(row.get("round"), int):
-                yield row
+                rows.append(row)
+    return _without_repeated(rows, lambda row: row["round"])
 
 
 def _record(row: dict[str, Any]) -> bytes:
-    """One record with its length and checksums. The first record of a file has no figures and names the format."""
-    # Imported here because tensorboardX imports torch where it is installed.
+    """Return one record of TensorBoard's file, with its length and checksums.
+
+    Args:
+        row: An evaluation. An empty dictionary gives the first record of a file, which only names the format.
+    """
+    # Imported here and not at the top, because tensorboardX imports torch if torch is installed.
     from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
     from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
     from tensorboardX.record_writer import masked_crc32c
@@ -111,26 +144,37 @@ def _record(row: dict[str, Any]) -> bytes:
     )
 
 
-def _complete_records(file: BinaryIO) -> tuple[int, int]:
-    """The end of the last complete record, and the number of complete records."""
+def _complete_records(file: BinaryIO) -> list[bytes]:
+    """Return the complete records at the beginning of the file."""
     file.seek(0)
     data = file.read()
-    end, records = 0, 0
+    end, records = 0, []
     while end + 12 <= len(data):
         (length,) = struct.unpack_from("<Q", data, end)
         if end + 16 + length > len(data):
             break
-        end, records = end + 16 + length, records + 1
-    return end, records
+        records.append(data[end : end + 16 + length])
+        end += 16 + length
+    return records
+
+
+def _step(record: bytes) -> int:
+    """Return the round of a record."""
+    from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+
+    return Event.FromString(record[12:-4]).step
 
 
 @dataclass(kw_only=True)
 class Tracking:
-    """The trackers of one run.
+    """Copies the evaluations of one run to its trackers.
+
+    If a tracker fails, a warning is logged once and training continues.
 
     Args:
         path: The run folder.
-        kinds: Names of `TRACKERS`.
+        kinds: The names of the trackers, from `TRACKERS`.
+        failures: The names of the trackers that have failed so far.
     """
 
     path: Path
@@ -138,7 +182,11 @@ class Tracking:
     failures: set[str] = field(default_factory=set)
 
     def check(self) -> None:
-        """Raise `InvalidValue` if a tracker is unknown or not installed: before the first round, not after it."""
+        """Check that all trackers are known and installed. Call this before training, since a round costs privacy.
+
+        Raises:
+            InvalidValue: A tracker is unknown, or its package is not installed.
+        """
         import importlib.util
 
         for kind in self.kinds:
@@ -148,16 +196,20 @@ class Tracking:
                 raise InvalidValue(f"--track {kind} needs the package {kind}: pip install 'unheard[{kind}]'.")
 
     def update(self) -> None:
-        """Copy new evaluations to the trackers on this machine."""
+        """Copy new evaluations to the trackers on this machine: TensorBoard's file and a local MLflow store."""
         self._copy(at_end=False)
 
     def finish(self) -> None:
-        """Copy new evaluations to all trackers."""
+        """Copy new evaluations to all trackers, remote ones included. Call this once, when the command ends."""
         self._copy(at_end=True)
 
     def _copy(self, *, at_end: bool) -> None:
-        """Bring all trackers up to date."""
-        # Rounds cost privacy, so a tracker that fails must not end a run. It is named once.
+        """Copy new evaluations.
+
+        Args:
+            at_end: Whether the command is ending, so that evaluations may be sent to other machines.
+        """
+        # An error of a tracker must not end the run, because its rounds have already cost privacy.
         for kind in self.kinds:
             try:
                 if kind == "tensorboard":
@@ -174,7 +226,7 @@ class Tracking:
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of one evaluation under the names that every tracker uses."""
+    """Return the finite figures of one evaluation, under their names in the trackers (`NAMES`)."""
     return {
         tag: float(row[name])
         for name, tag in NAMES.items()
@@ -183,7 +235,7 @@ def _figures(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _saved(folder: RunFolder) -> dict[str, Any]:
-    """Read what was copied so far; empty if that cannot be read."""
+    """Return the content of tracking.json; an empty dictionary if the file is missing or damaged."""
     try:
         content = json.loads((folder.path / FILE).read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}
@@ -192,11 +244,18 @@ def _saved(folder: RunFolder) -> dict[str, Any]:
 
 
 def _save(folder: RunFolder, kind: str, record: Mapping[str, Any]) -> None:
+    """Write the record of one tracker to tracking.json. The records of the other trackers stay."""
     replace_file(folder.path / FILE, (json.dumps({**_saved(folder), kind: record}, indent=1) + "\n").encode())
 
 
 def _to_mlflow(folder: RunFolder, *, at_end: bool) -> None:
-    """Copy new rows to MLflow; to a server only when the command ends."""
+    """Copy new evaluations to MLflow.
+
+    Args:
+        folder: The run folder.
+        at_end: Whether the command is ending. Only then are evaluations sent to a server, the claim recorded, and the
+            run of MLflow ended.
+    """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     import mlflow
     from mlflow.entities import Metric, Param
@@ -206,23 +265,22 @@ def _to_mlflow(folder: RunFolder, *, at_end: bool) -> None:
     if not at_end and not address.startswith(("file:", "sqlite:", "/", ".")):
         return
     client, record, rows = MlflowClient(address), _saved(folder).get("mlflow", {}), folder.read_metrics()
-    if record.get("address") != address:  # the first time, or another store than before
+    if record.get("address") != address:  # the first call, or the user chose another MLflow store
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         known = client.get_experiment_by_name(experiment)
         number = known.experiment_id if known else client.create_experiment(experiment)
         start = time.time_ns() // 1_000_000
         run = client.create_run(number, start_time=start, run_name=folder.path.name)
-        record = {"address": address, "run_id": run.info.run_id, "start": start, "rows": 0}
+        record = {"address": address, "run_id": run.info.run_id, "start": start, "copied": []}
         items = [Param(key, str(value)[:6000]) for key, value in folder.public_settings().items()]
-        for first in range(0, len(items), 100):  # MLflow takes at most 100 at a time
+        for first in range(0, len(items), 100):  # MLflow accepts at most 100 parameters per call
             client.log_batch(record["run_id"], params=items[first : first + 100])
-    for row in rows[record["rows"] :]:
+    for row in _not_copied(rows, record.get("copied", [])):
         step = int(row["round"])
         # DP: a millisecond per round instead of its time, since its duration depends on how much text its users have.
         metrics = [Metric(key, value, record["start"] + step, step) for key, value in _figures(row).items()]
         client.log_batch(record["run_id"], metrics=metrics)
-    record["rows"] = max(len(rows), record["rows"])
-    _save(folder, "mlflow", record)
+    _save(folder, "mlflow", {**record, "copied": rows})
     if at_end:
         if folder.statement.exists():
             claim = json.loads(folder.statement.read_text(encoding="utf-8"))["claim"]
@@ -232,10 +290,10 @@ def _to_mlflow(folder: RunFolder, *, at_end: bool) -> None:
 
 
 def _to_wandb(folder: RunFolder) -> None:
-    """Upload new rows to Weights & Biases."""
+    """Upload new evaluations and the claim to Weights & Biases. Call this only when the command ends."""
     import wandb  # pyright: ignore[reportMissingImports]
 
-    record = _saved(folder).get("wandb", {"id": uuid.uuid4().hex[:16], "rows": 0})
+    record = _saved(folder).get("wandb", {"id": uuid.uuid4().hex[:16], "copied": []})
     run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=folder.path.name,
@@ -254,9 +312,9 @@ def _to_wandb(folder: RunFolder) -> None:
         ),
     )
     rows = folder.read_metrics()
-    for row in rows[record["rows"] :]:
+    for row in _not_copied(rows, record.get("copied", [])):
         run.log(_figures(row), step=int(row["round"]))
     if folder.statement.exists():
         run.summary["claim"] = json.loads(folder.statement.read_text(encoding="utf-8"))["claim"]
     run.finish()
-    _save(folder, "wandb", {**record, "rows": len(rows)})
+    _save(folder, "wandb", {**record, "copied": rows})

@@ -1,13 +1,14 @@
-"""Checkpoints and released models as safetensors files.
+"""Writes and reads checkpoints and released models, as safetensors files.
 
     save_checkpoint(folder, model, state, ledger, keep=2)     # also writes the released model
     checkpoint = newest_checkpoint(folder)                    # .state, .ledger_length, .ledger_head
     params_P = load_model(folder.model, model)                # a released model
 
-A checkpoint holds the `State` after a round and the ledger position that the run had reached; the released model names
-that position too. By the position a reader recognises a ledger that was shortened (`privacy/run_ledger.py`). A
-checkpoint also holds the digest of the evaluations up to its round. Every file is replaced atomically and carries a
-SHA-256 of its tensors and its facts, which is checked when it is read. Nothing is ever unpickled.
+A checkpoint holds the `State` after a round and the position of the ledger at that moment (its length and the hash of
+its last line). The released model holds that position too. A reader compares it with the ledger and so detects a ledger
+that was shortened (`privacy/run_ledger.py`). A checkpoint also holds the digest of the evaluations up to its round.
+Every file is replaced atomically and carries a SHA-256 of its tensors and its facts, which is checked when the file is
+read. Nothing is ever unpickled.
 """
 
 import hashlib
@@ -31,18 +32,18 @@ from unheard.training.round import State
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A state of training, and the positions of both ledgers when it was saved.
+    """A state of training, and the positions of the run's and the population's ledger when it was saved.
 
-    A ledger that is shorter now, or has another history, is refused (`privacy/run_ledger.py`).
+    A run whose ledger is shorter now, or has a different history, cannot be resumed (`privacy/run_ledger.py`).
     """
 
     state: State
     ledger_length: int
-    """Entries of the run's ledger."""
+    """The number of entries in the run's ledger."""
     ledger_head: str
-    """The hash of its last line."""
+    """The hash of the last line of the run's ledger."""
     population_position: dict[str, Any] | None = None
-    """The position of the population's ledger; None in a first checkpoint of version 0.1."""
+    """The position of the population's ledger; None if the checkpoint does not record it (early versions)."""
     metrics: dict[str, Any] | None = None
     """The size and the SHA-256 of the evaluations (`RunFolder.metrics_digest`); None in checkpoints of older versions."""
 
@@ -50,16 +51,19 @@ class Checkpoint:
 def save_checkpoint(
     folder: RunFolder, model: LanguageModel, state: State, ledger: Ledger | JointLedger, keep: int
 ) -> Path:
-    """Save the state and the model, delete all but the newest `keep` checkpoints, and return the new one's path.
+    """Save the state and the released model, and delete all checkpoints except the newest `keep`.
 
-    The digest of a model that was trained on the population is in the population's ledger before the model is on disk.
+    The model's digest is written to the population's ledger before the model is written to disk.
 
     Args:
         folder: The run folder.
         model: The model that the parameters belong to.
-        state: What to save.
+        state: The state to save.
         ledger: The run's ledger, whose position is saved with the state.
         keep: How many checkpoints to keep.
+
+    Returns:
+        The path of the new checkpoint.
     """
     path = folder.checkpoints / checkpoint_name(state.round)
     tensors = {"params": state.params_P, **{f"server.{name}": t for name, t in state.server_memory.items()}}
@@ -82,9 +86,14 @@ def save_checkpoint(
 
 
 def restore_model(folder: RunFolder, model: LanguageModel, checkpoint: Checkpoint) -> None:
-    """Write the released model again from the newest checkpoint, if it is missing or of an earlier round.
+    """Write the released model again from a checkpoint, if the model is missing or belongs to an earlier round.
 
-    A process that ends after it wrote a checkpoint and before it wrote the model leaves such a folder.
+    This happens if a process was killed after it wrote the checkpoint and before it wrote the model.
+
+    Args:
+        folder: The run folder.
+        model: The model of the run.
+        checkpoint: The newest checkpoint of the folder.
     """
     state = checkpoint.state
     if folder.model.exists() and released_model(folder.model, model)[1] >= state.round:
@@ -94,7 +103,7 @@ def restore_model(folder: RunFolder, model: LanguageModel, checkpoint: Checkpoin
 
 
 def newest_checkpoint(folder: RunFolder) -> Checkpoint:
-    """The newest checkpoint. Every run folder has one from its creation on.
+    """Read and verify the newest checkpoint. A run folder is created with a checkpoint of round 0.
 
     Raises:
         CheckpointCorrupt: There is no checkpoint, or the newest one is damaged.
@@ -108,7 +117,7 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint:
 
 
 def checkpoint_files(folder: RunFolder) -> list[Path]:
-    """The paths of all checkpoints, oldest first."""
+    """Return the paths of all checkpoints, oldest first."""
     return sorted(folder.checkpoints.glob("round-*.safetensors"))
 
 
@@ -145,18 +154,23 @@ def read_checkpoint(path: Path) -> Checkpoint:
             metrics=metrics,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise CheckpointCorrupt(
-            f"{path} is not a checkpoint of this version, or has another's name. {remedy}"
-        ) from None
+        raise CheckpointCorrupt(f"{path} is not a checkpoint of this version, or was renamed. {remedy}") from None
 
 
 def save_model(path: Path, model: LanguageModel, params_P: Tensor, facts: dict[str, Any]) -> None:
-    """Write a model file: one tensor for each layer, by name."""
+    """Write a model file.
+
+    Args:
+        path: The file to replace.
+        model: The model, whose layout divides the parameters into one named tensor per layer.
+        params_P: The parameters as one vector.
+        facts: What the file states about the model: its round and the position of the ledger. Must be JSON.
+    """
     _save(path, model.layout.split(params_P), {**facts, "names": list(model.layout.names)})
 
 
 def load_model(path: Path, model: LanguageModel) -> Tensor:
-    """The parameters of a model file as one vector.
+    """Read a model file and return its parameters as one vector.
 
     Args:
         path: A model.safetensors that Unheard wrote.
@@ -164,19 +178,28 @@ def load_model(path: Path, model: LanguageModel) -> Tensor:
 
     Raises:
         CheckpointCorrupt: The file is missing or damaged.
-        ModelError: The file is of another model.
+        ModelError: The tensors in the file do not have the layout of `model`.
     """
     return released_model(path, model)[0]
 
 
 def released_model(path: Path, model: LanguageModel) -> tuple[Tensor, int]:
-    """The parameters of a released model, and the round after which it was released."""
+    """Read a released model. Return its parameters as one vector, and the number of rounds that it was trained for.
+
+    Raises:
+        CheckpointCorrupt: The file is missing or damaged.
+        ModelError: The tensors in the file do not have the layout of `model`.
+    """
     tensors, facts = _load(path, "Give a model.safetensors that `unheard` wrote; resuming its run writes it again.")
     return model.layout.join(tensors), int(facts.get("round", 0))
 
 
 def recorded_layout(path: Path) -> Layout | None:
-    """The layout of a model file, without its model; None for a file of a version before 0.2.0."""
+    """Return the layout that a model file records, or None if the file was written before version 0.2.0.
+
+    Raises:
+        CheckpointCorrupt: The file is missing or damaged.
+    """
     tensors, facts = _load(path, "Resuming its run writes it again.")
     names = facts.get("names")
     if not isinstance(names, list) or sorted(names) != sorted(tensors):
@@ -185,25 +208,34 @@ def recorded_layout(path: Path) -> Layout | None:
 
 
 def parameters_digest(params_P: Tensor) -> str:
-    """The SHA-256 of a model's parameters. It does not depend on the file that holds them."""
+    """Return the SHA-256 of a model's parameters as float32. It is the same for every file that holds them."""
     return hashlib.sha256(params_P.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def checkpoint_name(round: int) -> str:
-    """The file name of the checkpoint after a round."""
+    """Return the file name of the checkpoint after `round` rounds."""
     return f"round-{round:08d}.safetensors"
 
 
 def _save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    # safetensors requires that tensors share no memory, and layers are views of one vector.
+    # Layers are views of one vector, and safetensors rejects tensors that share memory.
     own = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
-    # One metadata entry: safetensors writes several in a random order, and equal models should be equal files.
+    # All metadata is one entry, because safetensors writes several entries in random order and the files of equal
+    # models should be equal.
     metadata = json.dumps({"facts": facts, "sha256": _digest(own, facts)}, sort_keys=True)
     replace_file(path, safetensors.torch.save(own, {"unheard": metadata}))
 
 
 def _load(path: Path, remedy: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read tensors and facts, and verify their digest."""
+    """Read the tensors and the facts of a file, and verify its digest.
+
+    Args:
+        path: The file.
+        remedy: A sentence that says what to do about a file that cannot be used; every error message ends with it.
+
+    Raises:
+        CheckpointCorrupt: The file is missing or damaged, or a tensor has a value that is not a finite real number.
+    """
     try:
         with safetensors.safe_open(path, framework="pt") as file:  # pyright: ignore[reportPrivateImportUsage]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -219,12 +251,12 @@ def _load(path: Path, remedy: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointCorrupt(f"{path} does not read back as it was written. {remedy}")
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise CheckpointCorrupt(f"{path}: '{name}' holds what is not a finite real number. {remedy}")
+            raise CheckpointCorrupt(f"{path}: '{name}' holds a value that is not a finite real number. {remedy}")
     return tensors, facts
 
 
 def _digest(tensors: dict[str, Tensor], facts: dict[str, Any]) -> str:
-    """Digest of the facts and of all tensors."""
+    """Return the SHA-256 of the facts and of all tensors, independent of the order of the tensors."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(name.encode())

@@ -1,17 +1,16 @@
-"""Checks a run, and creates its run folder or restores an existing one, before the first round.
+"""Checks a run, and creates its run folder or reopens an existing one, before the first round.
 
-    check_permission(run, allow_no_privacy)                             # does it add noise?
+    check_permission(run, allow_no_privacy)                             # raises if the run adds no noise
     engine = build_engine(engine_choice, run.model, ranks)              # on this process, or on several
     prepared = create_run(run, "runs/first", engine_choice, engine)     # a new run
     prepared = reopen_run(run, RunFolder.open("runs/first"), engine)    # an existing one
-    ledger = reopen_ledgers(run, folder, store)                         # charged further by its rounds
-    state = restore_state(run, folder, engine.device)                   # where its rounds continue
+    ledger = reopen_ledgers(run, folder, store)                         # to charge the next rounds
+    state = restore_state(run, folder, engine.device)                   # the state of the newest checkpoint
 
-Input: a `Run` and its store. Output: a run folder whose ledger holds what these users have spent already (their
-vocabulary, and the run that this one starts from), and the first `State`. Before anything is charged or created,
-`check_run` and `check_engine` raise an error that names the rule and the remedy if the run does not fit its corpus, its
-model or its engine. Combinations of parts without a privacy proof are refused earlier, when the `Plan` is built
-(mechanism/plan.py).
+Input: a `Run` and its store. Output: a run folder and the first `State`. The folder's ledger holds the earlier charges
+of these users: those of a private vocabulary and of the run that this run starts from. Before anything is charged or
+created, `check_run` and `check_engine` raise an error if the run does not fit its store, its model or its engine.
+Combinations of parts without a privacy proof raise an error earlier, when the `Plan` is built (mechanism/plan.py).
 """
 
 import hashlib
@@ -45,8 +44,8 @@ from unheard.mechanism.noise import DistributedGaussianNoise, NoNoise
 from unheard.mechanism.plan import Plan
 from unheard.models.model import LanguageModel
 from unheard.privacy.accountants import versions
-from unheard.privacy.budget import EARLIER_RUN, declaration
-from unheard.privacy.events import from_record, to_record
+from unheard.privacy.budget import EARLIER_RUN, Budget, declaration, rounds_within
+from unheard.privacy.events import Event, from_record, to_record
 from unheard.privacy.ledger import Ledger, new_run_id, run_id
 from unheard.privacy.planner import NoiseLevel
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
@@ -64,6 +63,9 @@ from unheard.training.checkpoint import load_model, newest_checkpoint, parameter
 from unheard.training.round import State
 from unheard.training.run import Run, hint_for_older_run, run_hash, run_toml
 from unheard.training.worker import build_on_ranks
+
+FEW_USERS = 3
+"""A warning is logged if the declared population is more than this many times the number of users."""
 
 
 def check_permission(run: Run, allow_no_privacy: bool) -> None:
@@ -86,13 +88,13 @@ def check_permission(run: Run, allow_no_privacy: bool) -> None:
 
 
 def noise_level(run: Run) -> NoiseLevel | None:
-    """Return how large the noise of a round is beside an update, in the phase where it is largest.
+    """Return the size of a round's noise in proportion to the clip norm, for the phase in which it is largest.
 
     Args:
-        run: A run whose model is pinned.
+        run: A run whose model is pinned (`pinned`), so that its number of parameters is known.
 
     Returns:
-        The level; None for a run without noise.
+        The noise level; None for a run without noise.
     """
     if isinstance(run.plan.noise, NoNoise):
         return None
@@ -107,7 +109,10 @@ def noise_level(run: Run) -> NoiseLevel | None:
 
 
 def pinned(run: Run) -> Run:
-    """The run with its model pinned: its hash then covers the vocabulary size and the digest of pre-trained weights."""
+    """Return the run with its model pinned, so that the run's hash covers everything that the model depends on.
+
+    The model gets the vocabulary size of the store, if it names none, and the digest of pre-trained weights.
+    """
     words = len(TokenStore.open(run.corpus).vocabulary) if run.model.vocabulary_size is None else None
     return replace(run, model=run.model.pinned(words))
 
@@ -116,7 +121,7 @@ def build_engine(choice: EngineChoice, model: LanguageModel, ranks: ProcessGroup
     """Build the engine for one model, on this process alone or on all ranks.
 
     Args:
-        choice: The kind of engine and the device. On several ranks each takes a GPU of its own.
+        choice: The kind of engine and the device. With several ranks on GPUs, each rank uses a different GPU.
         model: The model whose updates the engine sums.
         ranks: The processes that share the work (training/worker.py); None for this process alone.
 
@@ -128,16 +133,16 @@ def build_engine(choice: EngineChoice, model: LanguageModel, ranks: ProcessGroup
         return build_on_ranks(choice, model, ranks)
     if choice.corpus_part is not None:
         raise InvalidValue(
-            f"engine.corpus_part = '{choice.corpus_part}' is where each of several processes has its part of the "
-            "store, and this process is alone: it reads the whole store, at corpus.path. Start as many as hold all "
-            "parts together (torchrun, --processes), or take corpus_part out of [engine]; to resume alone, name the "
-            "whole store with --corpus."
+            f"engine.corpus_part = '{choice.corpus_part}' is the path where each of several processes has its part of "
+            "the store, and this process is alone: it reads the whole store, at corpus.path. Start as many processes "
+            "as there are parts (torchrun, --processes), or remove corpus_part from [engine]; to resume alone, name "
+            "the whole store with --corpus."
         )
     return choice.build(model)
 
 
 def parallel_map_of(engine: Engine) -> ParallelMap:
-    """How evaluation distributes its batches: over the ranks of a distributed engine, else one after the other."""
+    """Return the map over batches for evaluation: over the ranks of a distributed engine, otherwise on this process."""
     return map_on_ranks(engine.ranks) if isinstance(engine, DistributedEngine) else sequential_map
 
 
@@ -150,7 +155,7 @@ class PreparedRun:
     store: TokenStore
     users: UserTokens
     may_renew_noise: bool = False
-    """Whether correlated noise that has no attempts left is followed by a new mechanism: more rounds were asked for."""
+    """Whether a new mechanism may begin when correlated noise has no attempts left; set if `resume` is given `rounds`."""
 
 
 def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) -> PreparedRun:
@@ -160,11 +165,11 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
         run: The run as configured.
         out: The folder to create.
         choice: The choice of engine, written to the run file.
-        engine: The engine that will train, asked whether it can read every user.
+        engine: The engine that will train. It must be able to read the text of every user.
 
     Raises:
-        UnheardError: The run cannot be trained as configured; nothing was created (`check_run`, `check_engine`,
-            `RunFolder.begin`).
+        UnheardError: The run cannot be trained as configured (`check_run`, `check_engine`, `check_public_start`,
+            `RunFolder.begin`). No run folder was created.
     """
     store = TokenStore.open(run.corpus)
     run = replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
@@ -173,13 +178,16 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
     state = first_state(run)
     population = population_ledger_of(run, store)
     check_public_start(run, population, state)
+    for sentence in budget_cautions(run, store, population):
+        logging.getLogger("unheard").warning(sentence)
     folder = RunFolder.begin(out)
     replace_file(folder.run_file, run_toml(run, choice).encode())
     replace_file(folder.vocabulary, (store.path / "vocabulary.txt").read_bytes())
     replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
     ledger = Ledger.create(folder.ledger, ledger_header(run, store, state))
     if isinstance(engine, EngineWithUsers):
-        # Beside the ledger: with it the files of the models are those of a run on this machine, to the byte.
+        # In a file of its own, not in the ledger's header: model files contain the ledger's hash, and they should equal
+        # those of the same run on one machine, byte by byte.
         replace_file(folder.federated, json.dumps(engine.facts).encode())
     charge_earlier_costs(run, store, ledger)
     JointLedger.begin(ledger, population, Path(out).name, parent_ledger(run), store=store.content_digest)
@@ -188,6 +196,37 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
     # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not
     # at all.
     return PreparedRun(run=run, folder=folder.publish(out), store=store, users=training_users(engine, store))
+
+
+def budget_cautions(run: Run, store: TokenStore, population: PopulationLedger) -> list[str]:
+    """Return a sentence for each budget that will stop the run before its last declared round.
+
+    A budget is checked before every round, so it is kept by an accountant that is fast and, for several runs, proved for
+    rounds that are chosen after results. The bound of that accountant is larger than the epsilon of a plan or a statement.
+    A run that is planned for the epsilon of its budget therefore stops early.
+
+    Args:
+        run: A run whose model is pinned (`pinned`).
+        store: The store of the run.
+        population: The ledger of the run's users, which may have a budget of all runs.
+    """
+    vocabulary = [from_record(record) for record in store.vocabulary_events]
+    budgets: list[tuple[str, Budget | None, list[Event]]] = [
+        ("this run (privacy.budget_epsilon)", run.budget, vocabulary),
+        ("all runs on these users (unheard budget)", population.budget, population.events),
+    ]
+    sentences = []
+    for whose, budget, before in budgets:
+        if budget is None or (allowed := rounds_within(budget, before, declared_rounds(run))) >= run.training.rounds:
+            continue
+        allows = f"{allowed:,} of the {run.training.rounds:,} declared rounds: training will stop there"
+        sentences.append(
+            f"The budget of {whose}, epsilon {budget.epsilon:g} at delta {budget.delta:g}, allows "
+            f"{allows if allowed else 'no round of this run'}. The budget is kept by "
+            f"{budget.accountant.upper()}, whose bound is larger than the epsilon that `unheard plan` shows. For all "
+            "rounds, add more noise, declare fewer rounds, or declare a larger budget."
+        )
+    return sentences
 
 
 def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
@@ -199,8 +238,8 @@ def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
         engine: The engine that will train.
 
     Raises:
-        LedgerError: The folder's ledger is for another configuration or another corpus.
-        UnheardError: As in `create_run`.
+        LedgerError: The folder's ledger belongs to another configuration or another store.
+        UnheardError: The run cannot be trained as configured (`check_run`, `check_engine`).
     """
     store = TokenStore.open(run.corpus)
     check_run(run, store, training_users(engine, store))
@@ -218,16 +257,20 @@ def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
 
 
 def check_run(run: Run, store: TokenStore, users: UserTokens | None = None) -> None:
-    """Check everything that would otherwise fail during training.
+    """Check that a run fits its store, so that training does not fail later.
+
+    Logs a warning if the declared population is smaller than the number of users, or much larger.
 
     Args:
         run: The run as configured.
-        store: Its store.
-        users: The users to train on; None for those of the store. The nodes of a federated run check their own users.
+        store: The store of the run.
+        users: The users to train on; None for the training users of the store. The nodes of a federated run check the
+            text of their users themselves.
 
     Raises:
-        ModelError: The model does not fit the vocabulary or the user features, or keeps a state between calls.
-        CorpusError: The store has no training users or no held-out users, or its boundaries are damaged.
+        ModelError: The model does not fit the vocabulary or the user features, draws random numbers, or keeps a state
+            between calls.
+        CorpusError: The store has no training users or no held-out users, or its table of users' boundaries is damaged.
         UnprovenCombination: A round of the schedule has no privacy event, or the model's weights are of unknown origin.
     """
     run.model.check_store(
@@ -242,8 +285,19 @@ def check_run(run: Run, store: TokenStore, users: UserTokens | None = None) -> N
             f"{store.path} needs users to train on and others held out. Prepare it with a larger --held-out, or more "
             "users."
         )
+    if FEW_USERS * users.num_users < run.plan.population:
+        # Reveals one bit about the number of users to the store's owner, like the warning below.
+        logging.getLogger("unheard").warning(
+            "The declared population (privacy.population = %d) is more than %d times the number of users in %s. The "
+            "guarantee holds, since users are drawn with the declared q; but few of users_per_round take part in a round, "
+            "so the noise is large in proportion to their updates. Declare a public number near the number of users.",
+            run.plan.population,
+            FEW_USERS,
+            store.path,
+        )
     if users.num_users > run.plan.population:
-        # One bit about the store, for its owner, who sees this message; the number itself is never printed.
+        # This warning reveals one bit about the number of users to the store's owner. It never prints the number
+        # itself.
         logging.getLogger("unheard").warning(
             "The declared population (privacy.population = %d) is smaller than the number of users in %s. The guarantee "
             "holds, since the declared q is the one that users are drawn with; but more users than users_per_round take "
@@ -265,7 +319,7 @@ def check_run(run: Run, store: TokenStore, users: UserTokens | None = None) -> N
 
 
 def check_is_pure(model: LanguageModel) -> None:
-    """Raise `ModelError` if the model draws random numbers (active dropout) or keeps a state between calls."""
+    """Raise `ModelError` if the model draws random numbers (active dropout does), or keeps a state between calls."""
     params = model.layout.split(model.initial(0))
     features_F = torch.zeros(model.user_features) if model.user_features else None
     first_14, second_14 = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[3, 3, 2, 1]])
@@ -286,26 +340,28 @@ class EngineWithUsers(Protocol):
 
     @property
     def users(self) -> UserTokens:
-        """The registered users, numbered from 0. Their text cannot be read."""
+        """The registered users, numbered from 0. Their text cannot be read on this machine."""
         ...
 
     def check_plan(self, plan: Plan) -> None:
-        """Raise `UnheardError` if the nodes cannot run the plan as it was declared."""
+        """Raise `UnheardError` if the nodes cannot run the plan as declared."""
         ...
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the header of a run's ledger states about the nodes: whom a reader of the statement must trust."""
+        """The facts about server and nodes that federated.json states, such as whom the users must trust. Public."""
         ...
 
 
 def training_users(engine: Engine, store: TokenStore) -> UserTokens:
-    """The users that a round draws from: those of the nodes for a federated engine, else those of the store."""
+    """Return the users that a round draws from: the nodes' users for a federated engine, otherwise the store's."""
     return engine.users if isinstance(engine, EngineWithUsers) else store.train
 
 
 def check_engine(engine: Engine, store: TokenStore, plan: Plan) -> None:
-    """Check, before anything is charged, that the engine can reach every user and that the declared noise is added.
+    """Check that the engine can read every user's text and can add the declared noise.
+
+    Callers use this before anything is charged.
 
     Args:
         engine: The engine that will train.
@@ -313,8 +369,9 @@ def check_engine(engine: Engine, store: TokenStore, plan: Plan) -> None:
         plan: The plan of the run.
 
     Raises:
-        CorpusError: As `check_all_users_reachable`.
-        PrivacyError: The nodes are to add the noise, and the engine has no nodes.
+        CorpusError: Some users' text cannot be read (`check_all_users_reachable`).
+        PrivacyError: The plan requires noise of federated nodes, and the engine has no nodes.
+        UnheardError: The nodes of a federated run cannot run the plan.
     """
     if isinstance(engine, EngineWithUsers):
         return engine.check_plan(plan)
@@ -327,27 +384,27 @@ def check_engine(engine: Engine, store: TokenStore, plan: Plan) -> None:
 
 
 def check_all_users_reachable(engine: Engine, store: TokenStore) -> None:
-    """Check, before anything is charged, that this process or a rank can read the text of every training user.
+    """Check that this process or another rank can read the text of every training user.
 
     Raises:
-        CorpusError: Some users' text is on no rank, or a rank has another corpus.
+        CorpusError: No rank has the text of some users, or a rank has a different store.
     """
     if isinstance(engine, DistributedEngine):
         engine.check_replicas(store)
     elif not store.train.shards_here.all():
         raise CorpusError(
-            f"{store.path} is a part of a store: some of its users' text lies elsewhere. Train on ranks that hold all "
-            "parts together (torchrun), or give the whole store."
+            f"{store.path} is a part of a store: it lacks the text of some users. Train on ranks that hold all parts "
+            "together (torchrun), or give the whole store."
         )
 
 
 def first_state(run: Run) -> State:
-    """The state before round 0: the model initialised from `init_seed`, or the model at `init_from`.
+    """Return the state before round 0: the model initialised from `init_seed`, or the model at `init_from`.
 
     Raises:
         InvalidValue: `init_from` is neither a run folder nor a model file.
-        UnprovenCombination: A private run starts from a model file whose cost nobody knows, or a run with a budget from
-            an earlier run.
+        UnprovenCombination: A private run starts from a model file without a ledger that is not declared public, or a
+            run with a budget starts from an earlier run.
         CheckpointCorrupt: The model cannot be read.
     """
     if run.training.init_from is None:
@@ -360,21 +417,30 @@ def first_state(run: Run) -> State:
     if is_private and not is_folder and not run.training.init_is_public:
         # DP: a model of unknown origin may have seen these users without noise.
         raise UnprovenCombination(
-            f"{path} is a model without a ledger: nobody can say what it cost these users. Give its run folder, or, "
-            "if none of them had a part in it, set training.init_is_public = true."
+            f"{path} is a model without a ledger, so its privacy cost is unknown. Give its run folder, or, if none of "
+            "these users contributed to it, set training.init_is_public = true."
         )
     if is_folder and run.budget is not None and not run.training.init_is_public:
         # DP: the budget was declared after results of the earlier run, so keeping it proves nothing about both runs.
         raise UnprovenCombination(
-            f"[privacy] budget_epsilon with training.init_from = {str(path)!r}: the budget would have to cover the earlier "
-            "run, which was there before it. Remove budget_epsilon, and set a budget of all runs before the first of them: "
-            "unheard budget STORE --epsilon E."
+            f"[privacy] budget_epsilon with training.init_from = {str(path)!r}: the budget would have to cover the "
+            "earlier run, which began before the budget was declared. Remove budget_epsilon, and set a budget of all "
+            "runs before the first of them: unheard budget STORE --epsilon E."
         )
     return State(round=0, params_P=load_model(RunFolder(path).model if is_folder else path, run.model))
 
 
 def population_ledger_of(run: Run, store: TokenStore, *, must_exist: bool = False) -> PopulationLedger:
-    """Open the ledger to which all runs on the store's users are charged; `LedgerError` if it cannot be written."""
+    """Open the population's ledger, to which all runs on the store's users are charged.
+
+    Args:
+        run: The run, which may name a ledger outside the store's folder.
+        store: The store of the run.
+        must_exist: Whether to raise an error instead of creating a ledger that is missing.
+
+    Raises:
+        LedgerError: The ledger cannot be read or written, or is missing although it must exist.
+    """
     return open_population_ledger(store.path, store.name, store.vocabulary_events, run.ledger, must_exist=must_exist)
 
 
@@ -397,20 +463,20 @@ def check_public_start(run: Run, population: PopulationLedger, first: State) -> 
     # DP: a run that these very users are charged for left no public model, whatever is declared.
     # DP: a model is known by the digest of its parameters, and a merged one by that of its files, wherever they lie.
     digests = {parameters_digest(first.params_P), run.model.weights_digest()}
-    if of_run in population.members or not digests.isdisjoint(population.released):
+    if of_run in population.runs or not digests.isdisjoint(population.released):
         raise UnprovenCombination(
-            f"{start or 'The model'} was trained on these same users (their ledger, {population.path}, holds it): it is "
-            "not public for them. Name its run folder in training.init_from, without training.init_is_public: what "
-            "that run cost is then part of this one's."
+            f"{start or 'The model'} was trained on these same users (it is in their ledger, {population.path}), so it "
+            "is not public for them. Name its run folder in training.init_from, without training.init_is_public: the "
+            "cost of that run is then part of the cost of this one."
         )
 
 
 def charge_earlier_costs(run: Run, store: TokenStore, ledger: Ledger) -> None:
-    """Charge what these users spent before the first round: their vocabulary, and the run that this one starts from.
+    """Charge the events before the first round: those of a private vocabulary, and those of the parent run.
 
     Args:
         run: The run as configured.
-        store: Its store, which names what its vocabulary has cost.
+        store: The store of the run, which records the events of its vocabulary.
         ledger: The new ledger of the run.
     """
     # DP: a vocabulary found in the users' own text is paid for in this ledger too.
@@ -423,10 +489,13 @@ def charge_earlier_costs(run: Run, store: TokenStore, ledger: Ledger) -> None:
 
 
 def parent_ledger(run: Run) -> Ledger | None:
-    """The ledger of the run folder in `init_from`, or None if there is none or it is declared public.
+    """Read the ledger of the parent run, whose folder `init_from` names.
+
+    Returns:
+        The ledger; None if `init_from` is not a run folder, or its model is declared public.
 
     Raises:
-        LedgerError: The ledger does not hold what the parent's model cost.
+        LedgerError: The ledger does not hold all charges of the parent's model.
     """
     if run.training.init_from is None or not Path(run.training.init_from).is_dir() or run.training.init_is_public:
         return None
@@ -434,13 +503,14 @@ def parent_ledger(run: Run) -> Ledger | None:
 
 
 def ledger_header(run: Run, store: TokenStore, first: State) -> dict[str, Any]:
-    """The public facts with which a run's ledger begins: declared numbers, resolved, and versions.
+    """Return the header of a run's ledger: public facts such as the declared numbers, the first model and versions.
 
-    No fact is a count of private users. A new fact needs the same question: does it depend on the users?
+    The header may be published, so no fact may be computed from training users (for example their number). Check this
+    before you add a fact.
 
     Args:
         run: The run as configured.
-        store: Its store.
+        store: The store of the run.
         first: The state before round 0.
     """
     vocabulary = {key: value for key, value in store.info.get("vocabulary", {}).items() if key != "events"}
@@ -461,12 +531,7 @@ def ledger_header(run: Run, store: TokenStore, first: State) -> dict[str, Any]:
             "sha256": parameters_digest(first.params_P),
         },
         "parameters": run.model.layout.total,
-        # DP: what the run may become is on record before anybody can have seen a result of it.
-        "declared": declaration(
-            run.training.rounds,
-            [(first, to_record(plan.event())) for first, plan in run.plan.phases(run.model.layout)],
-            run.budget,
-        ),
+        "declared": declared_rounds(run),
         "corpus": store.name,
         "software": {**versions(), "torch": str(torch.__version__), **source_commit()},
         "run_hash": configuration,
@@ -474,12 +539,22 @@ def ledger_header(run: Run, store: TokenStore, first: State) -> dict[str, Any]:
     }
 
 
+def declared_rounds(run: Run) -> dict[str, Any]:
+    """Return what a run declares before its first round: its rounds, the event of each phase, and its budget."""
+    phases = [(first, to_record(plan.event())) for first, plan in run.plan.phases(run.model.layout)]
+    # DP: what the run may become is on record before anybody can have seen a result of it.
+    return declaration(run.training.rounds, phases, run.budget)
+
+
 @cache
 def source_commit() -> dict[str, str]:
-    """The commit of this package, with `-dirty` if files were changed; nothing if it does not run from a repository."""
+    """Return {"commit": hash} for a package that runs from its git repository, otherwise an empty dict.
+
+    The hash ends in `-dirty` if tracked files were changed.
+    """
     here = ["git", "-C", str(Path(__file__).parent)]
     try:
-        # A package that is installed inside another project's repository is not part of it.
+        # Fails if the package is installed inside the repository of another project, whose commit would be wrong.
         subprocess.run([*here, "ls-files", "--error-unmatch", Path(__file__).name], capture_output=True, check=True)
         name = subprocess.run(
             [*here, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
@@ -493,7 +568,7 @@ def source_commit() -> dict[str, str]:
 
 
 def described_randomness(run: Run) -> dict[str, str]:
-    """The randomness of a new run, as its ledger's header states it. The seed is not part of it."""
+    """Return the description of a new run's randomness for the header of its ledger. It does not contain the seed."""
     seed, shared = run.training.reproducible_seed, run.training.shared_cohorts
     if seed is None:
         return SecureStreams().describe()
@@ -501,9 +576,9 @@ def described_randomness(run: Run) -> dict[str, str]:
 
 
 def _base(run: Run) -> dict[str, Any]:
-    """The declared origin of a pre-trained model's weights.
+    """Return the declared origin and the digest of a pre-trained model's weights; empty for a model without them.
 
-    It is stated whatever `init_from` says, since frozen weights stay.
+    The header states them also for a run with `init_from`, because frozen weights remain part of the model.
     """
     origin = run.model.origin()
     if origin is None:
@@ -513,7 +588,7 @@ def _base(run: Run) -> dict[str, Any]:
 
 
 def _start(run: Run) -> dict[str, Any]:
-    """The origin of the first model, and what a statement must say about it."""
+    """Return the origin of the first model, with the facts of the parent run that a statement must repeat."""
     if run.training.init_from is None:
         return {"from": f"seed {run.training.init_seed}" if run.model.origin() is None else "its base"}
     if run.training.init_is_public:
@@ -525,7 +600,14 @@ def _start(run: Run) -> dict[str, Any]:
 
 
 def _inherited(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a statement must say about an earlier run and those that it started from: their noise is in this model."""
+    """Return the facts of a parent run that also concern a run that starts from its model.
+
+    These are how the parent and its own parents drew their noise, whether they dropped duplicates, and whether one of
+    them started from a model that was declared public.
+
+    Args:
+        facts: The header of the parent's ledger.
+    """
     before = facts.get("start") or {}
     runs = (before, facts)
     seeded = [r["randomness"] for r in runs if (r.get("randomness") or {}).get("mode") == "reproducible"]
@@ -537,15 +619,16 @@ def _inherited(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedger:
-    """Open the ledgers of an existing run in order to charge them, if they hold everything that was charged before.
+    """Open the ledgers of an existing run for charging, and check that they hold all earlier charges.
 
     Args:
         run: The run as configured.
-        folder: Its folder, locked.
-        store: Its store.
+        folder: The run folder, locked.
+        store: The store of the run.
 
     Raises:
-        LedgerError: The run's or the population's ledger is missing, or was shortened, replaced or rolled back.
+        LedgerError: The run's or the population's ledger is missing, or was shortened, replaced or rolled back, or the
+            store does not hold the text that the run began with.
         CheckpointCorrupt: A checkpoint cannot be read.
     """
     sources = remembered(folder)
@@ -556,22 +639,26 @@ def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedge
     is_known = any(source.population_position is not None for source in sources)
     population = population_ledger_of(run, store, must_exist=is_known)
     check_population(population, run_id(ledger), len(ledger), sources)
-    member = population.members.get(run_id(ledger))
+    charged_run = population.runs.get(run_id(ledger))
     # DP: the charges are those of the users that the run began with; others would take part in it uncharged.
-    if member and not member.has_repeats and member.facts.get("store") not in (None, store.content_digest):
+    if (
+        charged_run
+        and not charged_run.has_repeats
+        and charged_run.facts.get("store") not in (None, store.content_digest)
+    ):
         raise LedgerError(
-            f"{store.path} was prepared like the store that this run began with, but holds other text. Put the right store "
-            "back, or name it with --corpus; for the new text, begin a new run."
+            f"{store.path} was prepared like the store that this run began with, but holds other text. Put the right "
+            "store back, or name it with --corpus; for the new text, begin a new run."
         )
     return JointLedger(ledger, population)
 
 
 def restore_state(run: Run, folder: RunFolder, device: torch.device) -> State:
-    """The state of the newest checkpoint, on a device. A released model that is missing or older is written again.
+    """Return the state of the newest checkpoint, on a device. Write a released model that is missing or older again.
 
     Args:
         run: The run as configured.
-        folder: Its folder.
+        folder: The run folder.
         device: Where the engine computes.
 
     Raises:
@@ -580,24 +667,28 @@ def restore_state(run: Run, folder: RunFolder, device: torch.device) -> State:
     checkpoint = newest_checkpoint(folder)
     if checkpoint.state.params_P.shape != (run.model.layout.total,):
         raise CheckpointCorrupt(
-            f"The newest checkpoint is not of this run's model, which has {run.model.layout.total} parameters. "
+            f"The newest checkpoint does not fit this run's model, which has {run.model.layout.total} parameters. "
             "Delete it to resume from the one before."
         )
     restore_model(folder, run.model, checkpoint)
     state = checkpoint.state
-    # Scalars of the server's memory (Adam's number of steps) stay on the CPU, where they are read.
+    # Scalars of the server's memory (Adam's number of steps) stay on the CPU, because reading them would stall a GPU.
     memory = {name: t.to(device) if t.ndim else t for name, t in state.server_memory.items()}
     return replace(state, params_P=state.params_P.to(device), server_memory=memory)
 
 
 def streams_of(run: Run, facts: Mapping[str, Any], text: str) -> Streams:
-    """The sources of randomness of a run: secure, or reproducible if the run has a `reproducible_seed`.
+    """Return the sources of randomness of a run: secure, or reproducible if the run has a `reproducible_seed`.
 
     Args:
         run: The run as configured.
-        facts: The header of its ledger. A seeded run of a version before 0.2.0 continues with the streams of its seed
-            alone.
-        text: The digest of the users' text (`TokenStore.content_digest`). It decides the streams and is kept nowhere.
+        facts: The header of the run's ledger. The streams of a seeded run that began before version 0.2.0 depend on the
+            seed alone.
+        text: The digest of the users' text (`TokenStore.content_digest`). Reproducible streams depend on it. It is
+            private and is not written anywhere here.
+
+    Raises:
+        LedgerError: The header of a seeded run does not name the settings, the store and the first model.
     """
     seed = run.training.reproducible_seed
     # DP: secure unless a seed is asked for by name.

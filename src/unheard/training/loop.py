@@ -12,9 +12,9 @@ Input: a `Run` (or several) and a folder. Output: an iterator of `RoundReport`, 
 described in run_folder.py. The round itself is training/round.py; how a run folder is created and checked is
 training/initialise.py.
 
-Crash safety: the event of a round is on disk before the round reads a user's text, and checkpoints name the ledger
-position that they had reached. After a crash the rounds since the newest checkpoint run again and are charged again, so
-a crash can only over-count.
+Crash safety: the event of a round is on disk before the round reads a user's text, and each checkpoint records the
+position of the ledger at which it was saved. After a crash, the rounds since the newest checkpoint run again and are
+charged again. So a crash can only make the stated epsilon too large.
 """
 
 import json
@@ -63,23 +63,24 @@ from unheard.training.round import Round, State, run_rounds
 from unheard.training.run import Run, read_saved_run
 from unheard.updates.user_update import users_in_turn
 
-# What is logged here is what a `RoundReport` may show: no cohort, no training loss, no time.
+# The log may hold the same values as a `RoundReport`, because both may be published: no cohort, no training loss, no
+# time, which would depend on the users without noise.
 logger = logging.getLogger("unheard.training")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """What may be shown after a round. Nothing in it depends on training users except through the noise.
+    """The values that may be shown after a round. They depend on training users only through noisy values.
 
     Attributes:
-        round: Rounds completed.
-        rounds: Rounds that the run was configured for.
-        epsilon: The privacy spent so far, at `delta`: a running bound by `accountant`. The statement claims the smaller
-            of PLD's and RDP's.
+        round: The number of completed rounds.
+        rounds: The number of rounds that the run was configured for.
+        epsilon: The privacy spent so far at `delta`, an upper bound computed by `accountant`. The statement claims the
+            smaller of the bounds by PLD and by RDP.
         delta: The delta of the guarantee.
-        metrics: The held-out evaluation, as `unheard.evaluate` returns it, after the rounds that have one; else None.
-        stopped: Why training ended before its last round, if it did.
-        accountant: The accountant of `epsilon`: the budget's, else RDP.
+        metrics: The held-out evaluation after this round, as `unheard.evaluate` returns it; None if none was due.
+        stopped: The reason why training ended before its last round; None if it did not.
+        accountant: The accountant that computed `epsilon`: the budget's if the run has one, otherwise RDP.
 
     Example:
         >>> import unheard
@@ -126,26 +127,26 @@ def train(
         out: The run folder to create. It must not exist, or be empty.
         engine: Which engine computes the updates, and on which device. It does not change the result.
         ranks: The processes to train on (training/worker.py); None for this process alone.
-        on: An engine that is built already, of the nodes of a federated run (federated/server.py); None builds one.
-        again: Continue the run if the folder exists already, because processes that died had started it.
-        allow_no_privacy: Allow a run without noise. It makes the epsilon of the corpus's users infinite permanently: right
-            for public text, or for users who agreed.
+        on: An existing engine to use, such as that of a federated run (federated/server.py); None builds one.
+        again: Whether to continue the run if the folder exists, for example after processes that started it died.
+        allow_no_privacy: Allow a run without noise. It makes the epsilon of the store's users infinite, permanently.
+            Use it for public text, or for users who agreed.
 
     Returns:
         A generator of one report per round. Closing it saves the state.
 
     Warns:
-        NoiseWarning: The noise of each round will dominate the updates.
+        NoiseWarning: The noise of a round is so large that the model is expected to learn little or nothing.
 
     Raises:
         ConfigError: A value is not usable.
-        UnprovenCombination: The parts have no privacy proof together.
+        UnprovenCombination: There is no privacy proof for this combination of parts.
         PrivacyError: The run adds no noise, and `allow_no_privacy` is False.
         ModelError: The model does not fit the corpus.
         CorpusError: The corpus cannot be used.
-        RunFolderExists: `out` holds something already.
-        BudgetExceeded: While iterating, if the first round would exceed the budget. Later, the last report has
-            `stopped` set.
+        RunFolderExists: `out` is not empty.
+        BudgetExceeded: While iterating, if the first round would exceed the budget. If a later round would exceed it,
+            nothing is raised: the last report has `stopped` set.
     """
     check_permission(run, allow_no_privacy)
     run = pinned(run)
@@ -176,15 +177,15 @@ def resume(
 
     Args:
         out: The run folder.
-        rounds: A new last round; None keeps the run file's.
-        corpus: Where the token store is now; None for the path in the run file. It must be the same store.
-        engine: Another engine; None for the one in the run file.
+        rounds: The new total number of rounds; None for the number in the run file.
+        corpus: The path of the same token store if it was moved; None for the path in the run file.
+        engine: The engine to use from now on; None for the one in the run file.
         ranks: The processes to train on (training/worker.py); None for this process alone.
-        on: An engine that is built already, of the nodes of a federated run (federated/server.py); None builds one.
+        on: An existing engine to use, such as that of a federated run (federated/server.py); None builds one.
         allow_no_privacy: Allow more rounds of a run without noise; as for `train`.
 
     Returns:
-        A generator of one report per round; empty if the run is complete.
+        A generator of one report per round; it yields nothing if the run is complete.
 
     Raises:
         RunFolderMissing: `out` is not a run folder.
@@ -231,15 +232,15 @@ def train_together(
         runs: Pairs of a run and its folder.
         engine: Which engine computes the updates, and on which device.
         ranks: The processes to train on (training/worker.py); None for this process alone.
-        allow_no_privacy: Allow runs without noise among them; as for `train`.
+        allow_no_privacy: Allow runs without noise among `runs`; as for `train`.
 
     Returns:
-        A generator of (index in `runs`, report). The reports of one turn follow when all runs have completed their
-        round, so that a caller who leaves the loop leaves no round half done.
+        A generator of (index in `runs`, report). It yields the reports of a round after all runs have completed that
+        round, so a caller who leaves the loop interrupts no round.
 
     Raises:
-        InvalidValue: There are no runs, they differ in their model, or two name one folder; and as `train` and
-            `resume`.
+        InvalidValue: There are no runs, they differ in their model, or two name the same folder. The errors of `train`
+            and `resume` are raised too.
     """
     if not runs:
         raise InvalidValue("Give at least one run to train.")
@@ -263,13 +264,13 @@ def train_together(
 
 
 def _reports(indexed: Iterator[tuple[int, RoundReport]]) -> Generator[RoundReport, None, None]:
-    """The reports of a loop of one run, without its index."""
+    """Yield the reports of a training loop of one run, without the index of the run."""
     for _, report in indexed:
         yield report
 
 
 def _train_loop(prepared: Sequence[PreparedRun], engine: Engine) -> Generator[tuple[int, RoundReport], None, None]:
-    """Rounds of all runs, one after the other. Each turn charges and runs one round of every run that has not ended."""
+    """Run the training loop. Each iteration charges one round of every active run, then computes them in one call."""
     with ExitStack() as all_runs:
         active: dict[int, _ActiveRun] = {}
         closers: dict[int, ExitStack] = {}
@@ -299,11 +300,13 @@ def _train_loop(prepared: Sequence[PreparedRun], engine: Engine) -> Generator[tu
 def _charge_rounds(
     active: Mapping[int, "_ActiveRun"], threads: ThreadPoolExecutor
 ) -> dict[int, Round | BudgetExceeded]:
-    """Charge the next round of every run.
+    """Charge the next round of every run, and start to draw the noise of the round after it.
 
-    Most of a charge is waiting for the disk. So runs with ledgers of their own are charged at the same time, and the
-    noise of later rounds is started meanwhile. Runs that share the ledger of their population are charged one after the
-    other.
+    A charge mostly waits for the disk. Runs on different populations are therefore charged in parallel. Runs on one
+    population share its ledger and are charged one after the other.
+
+    Returns:
+        For each run, by its index, the input of its round, or the error if the round would exceed a budget.
     """
     by_population: dict[Path, list[int]] = {}
     for index, run in active.items():
@@ -311,7 +314,7 @@ def _charge_rounds(
     attempts = {index: len(run.ledger) for index, run in active.items()}
 
     def charge(indices: list[int]) -> dict[int, Round | BudgetExceeded]:
-        """Charge one round of each of these runs. A run whose budget would be exceeded gets the error instead."""
+        """Charge one round of each of these runs, in order. A run whose budget would be exceeded gets the error."""
         charged: dict[int, Round | BudgetExceeded] = {}
         for index in indices:
             try:
@@ -321,17 +324,16 @@ def _charge_rounds(
         return charged
 
     charging = [threads.submit(charge, indices) for indices in by_population.values()]
-    if len(active) > 1:
-        for index, run in active.items():
-            run.draw_ahead(attempts[index] + 1)
-    # Every charge of the turn is on disk, or has raised, before a cohort is drawn.
+    for index, run in active.items():
+        run.draw_ahead(attempts[index] + 1)
+    # Wait for all charges: each is on disk, or has raised an error, before a cohort is drawn.
     charged = {index: one for part in charging for index, one in part.result().items()}
     return {index: charged[index] for index in active}
 
 
 @dataclass(kw_only=True)
 class _ActiveRun:
-    """A run between its first and its last round in this process: its state, its ledgers and its randomness."""
+    """A run that is being trained in this process: its state, its ledgers and its sources of randomness."""
 
     run: Run
     folder: RunFolder
@@ -347,7 +349,7 @@ class _ActiveRun:
     has_ended: bool = False
     evaluation: Callable[[], dict[str, float]] | None = None
     upcoming: dict[int, Normals] = field(default_factory=dict, repr=False)
-    """Normals that are drawn ahead, by the number of their attempt."""
+    """The noise of later rounds that is drawn ahead, by attempt number."""
 
     def __post_init__(self) -> None:
         self.first_round = self.saved_round = self.state.round
@@ -385,29 +387,34 @@ class _ActiveRun:
         )
 
     def draw_ahead(self, attempt: int) -> None:
-        """Start to draw the noise of the attempt after the one that is being charged, unless the noise is correlated.
+        """Start to draw the noise of an attempt in the background, while a charge waits for the disk.
 
-        With several runs side by side the noise of a turn takes longer than the users' updates, and the wait for the
-        disk leaves the cores idle.
+        Does nothing if the noise is correlated, or if no round follows the one that is being charged.
+
+        Args:
+            attempt: The attempt number of the next round, after the one that is being charged.
         """
         if self.noise is None and self.state.round + 1 < self.run.training.rounds:
-            self.upcoming[attempt] = self.run.plan.noise.ahead(
-                self.streams.noise(attempt), self.run.model.layout.total, self.engine.device
-            )
+            layout = self.run.model.layout
+            # An adaptive clip sets S after the previous round, so the scale of the noise is not known yet.
+            is_known = self.run.plan.clip.adaptive is None
+            scale = self.run.plan.at(self.state.round + 1, layout).noise_units if is_known else None
+            noise = self.streams.noise(attempt)
+            self.upcoming[attempt] = self.run.plan.noise.ahead(noise, layout.total, self.engine.device, scale)
 
     def advance(self, state: State) -> None:
-        """Take over the next state, and start its evaluation if one is due."""
+        """Make `state` the current state, and start its evaluation if one is due."""
         run, self.state = self.run, state
         self.has_ended = state.round == run.training.rounds
         if self.has_ended or state.round % run.evaluation.every == 0:
             self.evaluation = self.held_out.start(state.params_P, parallel_map_of(self.engine))
 
     def finish_round(self) -> RoundReport:
-        """Record the evaluation and save the state, if they are due."""
+        """Record the evaluation and save a checkpoint, each if it is due, and return the report of the round."""
         run, state, metrics = self.run, self.state, None
         if self.evaluation is not None:
             metrics, self.evaluation = self.evaluation(), None
-            # JSON has no infinity: an epsilon that does not exist is null.
+            # JSON has no infinity, so an infinite epsilon is written as null.
             epsilon = self.spent.epsilon if math.isfinite(self.spent.epsilon) else None
             self.folder.append_metrics({"round": state.round, "epsilon": epsilon, **metrics})
             logger.info(
@@ -420,15 +427,19 @@ class _ActiveRun:
         return self._report(metrics=metrics)
 
     def stop(self, error: BudgetExceeded) -> RoundReport:
-        """End the run before a round that would exceed a budget. An error if no round was possible."""
+        """End the run before a round that would exceed a budget, and return its last report.
+
+        Raises:
+            BudgetExceeded: This process has run no round of the run, so there is nothing to report.
+        """
         if self.state.round == self.first_round:
             raise error
         self.has_ended = True
-        logger.warning("%s: stopped. %s", self.folder.path.name, error)
+        logger.info("%s: stopped. %s", self.folder.path.name, error)
         return self._report(stopped=str(error))
 
     def save(self) -> None:
-        """Save the state, unless it is saved already."""
+        """Save a checkpoint of the state, unless this round is saved already."""
         if self.state.round > self.saved_round:
             save_checkpoint(self.folder, self.run.model, self.state, self.ledger, self.run.training.keep_checkpoints)
             self.saved_round = self.state.round
@@ -437,7 +448,7 @@ class _ActiveRun:
                 self.noise.save(is_last=False)
 
     def close(self) -> None:
-        """Save the state when training is left; delete the secrets of correlated noise when the run is complete."""
+        """Save the state when the training loop is left. Delete the keys and the earlier noise of a complete run."""
         self.save()
         if self.state.round >= self.run.training.rounds:
             # DP: past noise is as secret as the text: kept while it is needed, and no longer.
@@ -446,7 +457,7 @@ class _ActiveRun:
             self.noise.save()
 
     def _report(self, metrics: dict[str, float] | None = None, stopped: str | None = None) -> RoundReport:
-        """State of the run after a round, for whoever watches it."""
+        """Return the report of the current round."""
         return RoundReport(
             round=self.state.round,
             rounds=self.run.training.rounds,
@@ -460,7 +471,7 @@ class _ActiveRun:
 
 @contextmanager
 def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
-    """A run ready for its next round. Holds the folder's lock; saves the state and writes the statement on leaving."""
+    """Lock the run folder and yield the run, ready for its next round. On exit, save the state and write the statement."""
     run, folder, store = prepared.run, prepared.folder, prepared.store
     with folder.locked():
         ledger = reopen_ledgers(run, folder, store)
@@ -489,18 +500,18 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
         )
         folder.drop_metrics_after(active.state.round)
         logger.info("%s: begins after round %d of %d", folder.path.name, active.state.round, run.training.rounds)
-        # After a kill the old statement would cover fewer rounds than the model.
+        # If this process is killed, an old statement would cover fewer rounds than the saved model.
         folder.statement.unlink(missing_ok=True)
         try:
             yield active
         finally:
-            # However the loop is left: at its end, by the caller, by Ctrl-C.
+            # Also when the caller leaves the loop early or presses Ctrl-C.
             active.close()
             write_statement(folder, ledger)
 
 
 def write_statement(folder: RunFolder, ledger: Ledger | JointLedger) -> dict[str, Any]:
-    """Write statement.json from the ledger's contents alone, and return it."""
+    """Compute the privacy statement from the ledger alone, write it to statement.json, and return it."""
     content = compute_statement(ledger.facts, ledger.entries)
     replace_file(folder.statement, json.dumps(content, indent=2).encode())
     return content

@@ -1,13 +1,14 @@
-"""Writes a new run file: every key with a comment, and the noise that a target epsilon needs.
+"""Composes a new run file, with a comment on every key and the noise that a target epsilon needs.
 
     new = new_run_file("run.toml", corpus=Path("corpora/chat"), population=760_000, epsilon=2.0)
     new.text          # the TOML text
-    new.sentences     # what was chosen, to print
-    new.noise         # sigma beside S, to warn about
+    new.sentences     # sentences about the chosen noise, to print
+    new.noise         # the noise in proportion to the clip norm S, to warn if it is too large
 
-The settings are the paper's, or for a base model those of fine-tuning with LoRA. Without a target z = 1; with a target z
-is the least that meets it after all rounds (`privacy/planner.py`), or the best of several kinds of noise
-(`privacy/noise_choice.py`). The text is that of the template `templates/run.toml`; `unheard init` writes it to a file.
+The settings are the paper's, or for a base model those of fine-tuning with LoRA. Without a target epsilon, z = 1. With
+a target, z is the smallest noise multiplier that meets the target after all rounds (`privacy/planner.py`), or that of
+the best of several kinds of noise (`privacy/noise_choice.py`). The text is rendered from the template
+`templates/run.toml`; `unheard init` writes it to a file.
 """
 
 import json
@@ -25,20 +26,20 @@ from unheard.privacy.planner import plan as solve
 
 PAPER_VOCABULARY, PAPER_EMBEDDING = 10_000, 96
 LONG_VALUE = 60
-"""The comment of a key stands above it where key and value take more columns than this."""
+"""If a key and its value take more columns than this, the comment stands on the line above instead of after them."""
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewRunFile:
-    """A run file that is not written yet.
+    """The content of a new run file, which the caller writes to disk.
 
     Attributes:
-        text: Its content.
-        sentences: What was chosen for a target epsilon, and what the user has to declare.
-        noise: The noise of one round beside S; None where the number of parameters or sigma is not known here (a base
-            model, or noise that was chosen by comparison).
-        has_store: Whether the store that it names exists.
+        text: The text of the file.
+        sentences: Sentences to print: which noise was chosen for a target epsilon, and what must still be declared.
+        noise: The noise of one round in proportion to S; None if the number of parameters or sigma is not known here
+            (for a base model, or if the noise was chosen by comparison).
+        has_store: Whether the store that the file names exists.
     """
 
     text: str
@@ -63,17 +64,18 @@ def new_run_file(
 
     Args:
         name: The name of the file, for the comment on how to start the run.
-        corpus: The token store. If it exists, the size of its vocabulary is written.
+        corpus: The folder of the token store. If it exists, the size of its vocabulary is written to the file.
         population: The declared number of users.
-        users_per_round: Expected users per round; None for 100, or all users if there are fewer.
-        rounds: Rounds to train.
-        epsilon: A target that the run meets after all rounds; None for z = 1.
-        compares_noise: Whether to choose between independent and correlated noise at the target.
+        users_per_round: Expected users per round; None for 100, or for `population` if that is smaller.
+        rounds: The number of rounds to train.
+        epsilon: The target epsilon after all rounds; None for z = 1.
+        compares_noise: Whether to choose between independent and correlated noise at the target epsilon.
         base: The folder of a base model to fine-tune; None for the paper's LSTM.
         progress: Called with a line of text before each trial of a search for z.
 
     Raises:
-        InvalidValue: A value is out of range, `compares_noise` has no target, or `base` is not the folder of a model.
+        InvalidValue: A value is out of range, `compares_noise` is given without `epsilon`, or `base` is not the folder
+            of a model.
         AccountingError: No noise meets the target.
     """
     if users_per_round is not None and users_per_round <= 0:
@@ -92,7 +94,7 @@ def new_run_file(
     words = corpus / "vocabulary.txt"
     vocabulary_size = len(Vocabulary.load(words)) if words.exists() else PAPER_VOCABULARY
     per_round = min(100, population) if users_per_round is None else users_per_round
-    delta = float(f"{default_delta(population):.3e}")  # as it is written
+    delta = float(f"{default_delta(population):.3e}")  # rounded as in the file, so that z is computed for that delta
     choice = _choose_noise(population, per_round, rounds, epsilon, delta, compares_noise, progress)
     text = (
         text_templates("unheard.training")
@@ -115,7 +117,7 @@ def new_run_file(
             "The guarantee does not cover what the base has seen: set model.base_is_public = true if no user contributed."
         )
     elif not compares_noise:
-        # The model is the paper's, with a vector for each word of the vocabulary.
+        # The number of parameters of the paper's model, corrected for the size of this vocabulary.
         parameters = PAPER_PARAMETERS + PAPER_EMBEDDING * (vocabulary_size - PAPER_VOCABULARY)
         sigma = choice.z * PAPER_CLIP_NORM / per_round
         noise = NoiseLevel(noise_std=sigma, clip_norm=PAPER_CLIP_NORM, parameters=parameters)
@@ -124,7 +126,7 @@ def new_run_file(
 
 @dataclass(frozen=True, kw_only=True)
 class _NoiseChoice:
-    """The noise of the run file: z, the option that was chosen if it is correlated, and what to say about the choice."""
+    """The noise of the run file: z, the chosen option if the noise is correlated, and a sentence about the choice."""
 
     z: float = 1.0
     correlated: NoiseOption | None = None
@@ -141,7 +143,11 @@ def _choose_noise(
     compares_noise: bool,
     progress: Progress,
 ) -> _NoiseChoice:
-    """Choose the least noise that meets the target: independent, or if asked for the kind with the smallest error."""
+    """Choose the smallest noise that meets the target epsilon.
+
+    With `compares_noise`, several kinds of noise are compared at that epsilon, and the one with the smallest error is
+    chosen. Otherwise the noise is independent.
+    """
     if epsilon is None:
         return _NoiseChoice()
     target: dict[str, Any] = {"users_per_round": users_per_round, "rounds": rounds, "epsilon": epsilon, "delta": delta}
@@ -160,7 +166,7 @@ def _choose_noise(
 
 
 def _aligned(text: str) -> str:
-    """Align the comments of each table. In the template a tab, which no value holds, stands before a comment."""
+    """Align the comments of each table of the run file. The template marks each comment with a tab before it."""
     lines: list[str] = []
     for table in text.split("\n\n"):
         rows = [line.partition("\t# ") for line in table.split("\n")]

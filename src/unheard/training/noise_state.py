@@ -1,23 +1,25 @@
-"""The secret state of a run with correlated noise: the key of each attempt and the noise of earlier ones, on disk.
+"""The secret state of a run with correlated noise: the keys of its attempts and the noise of earlier attempts, on disk.
 
-Correlated noise needs its past, and anyone who knows the past can subtract it. The state lies in `noise/` of the run folder,
-readable by its owner alone, and is deleted when the run is complete:
+The noise of a round is computed from the noise of earlier rounds. Anyone who knows this state can subtract the noise
+from the released models, so it is as secret as the users' text. It lies in `noise/` of the run folder, is readable by
+its owner alone, and is deleted when the run is complete:
 
     noise/keys.jsonl    the key of the users' groups, and the key of each attempt since the history was saved
     noise/history       the noise of the last rounds (banded) or the buffers (BLT), float64, saved with checkpoints
 
-Order of writes for an attempt: key, population's ledger, run's ledger, and only then the cohort is drawn. After a kill
-at any moment each charged attempt therefore has its key, and its noise is recomputed to the bit; a key without a charge
-was used for nothing and is dropped. An attempt is never repeated: a round that is done again has the next index, another
-key and another group of users.
+An attempt first writes its key, then charges the population's ledger, then the run's ledger, and only then draws the
+cohort. If the process is killed at any moment, each charged attempt therefore has its key, and its noise can be
+recomputed exactly. A key without a charge has not been used and is dropped. No attempt is repeated: a round that runs
+again has the next index, a new key and another group of users.
 
     state = open_noise_state(run, folder, ledger, streams, device)
     turn = state.begin_attempt()                                        # the key is on disk
     ledger.charge(plan.event(turn.index), round)
     normals = state.normals()
 
-If the state is missing, the mechanism has ended: a new one begins and is charged from its first round. A state that is
-damaged, or is of another run, is an error. The proof: docs/correlated-noise-proof.md.
+A "mechanism" is one sequence of attempts with correlated noise. If the state is missing, a new mechanism begins and is
+charged from its first round. A state that is damaged or belongs to another run raises an error. The proof is in
+docs/correlated-noise-proof.md.
 """
 
 import hashlib
@@ -46,9 +48,10 @@ from unheard.training.run import Run
 
 FORMAT = "unheard-noise-1"
 LARGE_HISTORY = 128 * 2**20
-"""Bytes from which on a history is not saved with every checkpoint: the keys since the last save repeat the rest."""
+"""The size in bytes above which a history is not saved with every checkpoint. The noise since the last save can be
+recomputed from the keys."""
 MOST_REPLAYED = 200
-"""Attempts after which a large history is saved all the same."""
+"""The number of attempts after which a large history is saved, so that no more than these must be recomputed."""
 CURE = (
     "Put back the folder's own copy. If it is lost, delete the folder: the mechanism then ends, and a new one begins and is "
     "charged from its first round."
@@ -58,12 +61,12 @@ log = logging.getLogger("unheard")
 
 @dataclass(frozen=True, kw_only=True)
 class KeyRecord:
-    """The key of one attempt.
+    """The key of one attempt. Secret.
 
     Attributes:
-        index: The number of the attempt in its mechanism.
-        key: The key of its normals.
-        charges: How many charges of this run the population's ledger had before the attempt.
+        index: The number of the attempt in its mechanism, from 0.
+        key: The key from which the standard normals of the attempt are drawn.
+        charges: The number of charges of this run in the population's ledger before the attempt was charged.
     """
 
     index: int
@@ -72,15 +75,15 @@ class KeyRecord:
 
 
 class NoiseState:
-    """The state of one mechanism: keys on disk, history in memory and on disk.
+    """The secret state of one mechanism: its keys on disk, and its earlier noise in memory and on disk.
 
     Args:
         folder: The folder `noise` of the run.
         ledger: The ledger of the run.
         streams: The source of keys.
         history: The noise of the attempts so far.
-        first: The position in the run's ledger at which the mechanism began or begins.
-        groups_key: The key of the users' groups.
+        first: The position of the mechanism's first charge in the run's ledger.
+        groups_key: The key that assigns users to groups.
         num_parameters: P, the number of parameters.
         device: Where the noise is used.
     """
@@ -101,26 +104,32 @@ class NoiseState:
         self._history, self._first, self._groups_key = history, first, groups_key
         self._records: list[KeyRecord] = []
         self._saved_index = history.index
-        self._size: int | None = None  # of the file of keys; None before the first key
+        self._size: int | None = None  # bytes of keys.jsonl; None before the first key is written
         self._may_charge_again = False
 
     @property
     def index(self) -> int:
-        """The number of the next attempt in the mechanism: how many were charged."""
+        """The index of the next attempt: the number of attempts of this mechanism that were charged."""
         # DP: counted from the ledger, which only grows: no index is ever used twice.
         return len(self._ledger) - self._first
 
     @property
     def may_charge_again(self) -> bool:
-        """Whether a kill left the population charged for the next attempt, so that it may be charged once more."""
+        """Whether the population's ledger already holds the next attempt's charge, because the process was killed.
+
+        The attempt may then be charged to the population a second time.
+        """
         return self._may_charge_again
 
     def begin_attempt(self) -> Turn:
-        """Draw the key of the next attempt and write it to disk. Its charge follows, then its cohort.
+        """Draw the key of the next attempt and write it to disk. Call this before the attempt is charged.
+
+        Returns:
+            The index of the attempt and the key of the users' groups, for sampling.
 
         Raises:
             BudgetExceeded: A BLT mechanism has no attempts left.
-            RunFolderError: The key could not be written. Nothing may be charged.
+            RunFolderError: The key could not be written. The attempt must not be charged.
         """
         index, matrix = self.index, self._history.factorisation
         # DP: the sensitivity of BLT noise is for T rounds; one more would not be covered.
@@ -129,11 +138,11 @@ class NoiseState:
                 f"All {matrix.rounds} attempts of this run's correlated noise are used (rounds done again after a stop count "
                 "too). Keep this model, or begin a new mechanism, which is charged in full: `unheard resume` with --rounds."
             )
-        member = self._ledger.population.members.get(self._ledger.run)
+        charged_run = self._ledger.population.runs.get(self._ledger.run)
         record = KeyRecord(
             index=index,
             key=self._streams.noise_key(len(self._ledger)),
-            charges=0 if member is None else len(member.events),
+            charges=0 if charged_run is None else len(charged_run.events),
         )
         line = _key_line(record)
         try:
@@ -151,19 +160,26 @@ class NoiseState:
         return Turn(index=index, groups_key=self._groups_key)
 
     def normals(self) -> CorrelatedNormals:
-        """The noise of the attempt that was charged last; its normals are drawn on other threads."""
+        """Return the noise of the attempt that was charged last. Its standard normals are drawn on other threads.
+
+        Raises:
+            LedgerError: The attempt is not charged yet, or its noise was requested before.
+        """
         self._may_charge_again = False
         record = self._records[-1]
         # DP: the key of this very attempt, and a history that ends just before it.
         if record.index != self.index - 1 or self._history.index != record.index:
-            raise LedgerError("The noise of this attempt was asked for before its charge, or twice.")
+            raise LedgerError("The noise of this attempt was requested before its charge, or twice.")
         return CorrelatedNormals(record.key, self._history, self._num_parameters, self._device)
 
     def save(self, *, is_last: bool = True) -> None:
         """Save the history, and delete the keys that it makes unnecessary.
 
         Args:
-            is_last: Whether training ends here. Otherwise a large history is saved at most every 200 attempts.
+            is_last: Whether training stops here. If not, a history above 128 MiB is saved only every 200 attempts.
+
+        Raises:
+            RunFolderError: A file could not be written.
         """
         done = self._history.index
         rows_RP = self._history.rows
@@ -178,7 +194,8 @@ class NoiseState:
             self._rewrite(kept)
         except OSError as error:
             raise RunFolderError(
-                f"Cannot write {self._folder}: {error.strerror}. The noise before is unchanged."
+                f"Cannot write {self._folder}: {error.strerror}. The noise saved before is unchanged. Free some space, "
+                "then resume the run."
             ) from None
         self._records, self._saved_index = kept, done
 
@@ -189,12 +206,13 @@ class NoiseState:
             charged: The number of attempts that the ledger holds for this mechanism.
 
         Raises:
-            CheckpointCorrupt: A file is damaged, readable by others, or of another mechanism.
+            CheckpointCorrupt: A file is damaged, readable by others, or belongs to another mechanism.
+            LedgerError: A copy of the run folder was trained further.
         """
         header, records = self._read_keys()
         self._groups_key = bytes.fromhex(header["groups_key"])
         start = self._read_history()
-        wanted = {record.index: record for record in records}  # of several keys of one index the last was charged
+        wanted = {record.index: record for record in records}  # an index can have several keys: the last was charged
         wanted.pop(charged, None)
         # DP: every attempt that was charged must be replayed: noise that forgets one of them is not C^-1 z.
         if not set(range(start, charged)) <= wanted.keys() or any(index >= charged for index in wanted):
@@ -207,20 +225,30 @@ class NoiseState:
         self._check_population([record for record in records if record.index == charged])
 
     def _check_population(self, uncharged: list[KeyRecord]) -> None:
-        """Compare with the population's ledger, which is charged before the run's and may be one charge ahead.
+        """Check that the population's ledger holds no charge of this run that came from a copy of the run folder.
+
+        The population is charged first, so after a kill its ledger may hold one charge more than the run's. Sets
+        `may_charge_again` in that case.
 
         Args:
-            uncharged: The keys of the attempt that the run's ledger does not hold.
+            uncharged: The keys of the next attempt, which the run's ledger does not hold yet.
+
+        Raises:
+            LedgerError: A copy of the run folder was trained further.
         """
-        member = self._ledger.population.members.get(self._ledger.run)
-        if member is None or member.held <= len(self._ledger) or self._ledger.run.startswith(REPRODUCIBLE):
+        charged_run = self._ledger.population.runs.get(self._ledger.run)
+        if (
+            charged_run is None
+            or charged_run.num_charged <= len(self._ledger)
+            or self._ledger.run.startswith(REPRODUCIBLE)
+        ):
             return
         # DP: only the process that wrote this key can have been charged last; else a copy of the run used this history.
-        if not any(record.charges + 1 == len(member.events) for record in uncharged):
+        if not any(record.charges + 1 == len(charged_run.events) for record in uncharged):
             raise LedgerError(
-                f"{self._ledger.population.path} holds a charge of this run that this folder knows nothing of: a copy of the "
-                "folder was trained further. Two copies must not share one history of noise. Go on with the other copy, or "
-                f"delete {self._folder}: a new mechanism then begins and is charged from its first round."
+                f"{self._ledger.population.path} holds a charge of this run that is not in this folder: a copy of the "
+                "folder was trained further. Two copies must not share one history of noise. Continue with the other "
+                f"copy, or delete {self._folder}: a new mechanism then begins and is charged from its first round."
             )
         self._may_charge_again = True
 
@@ -234,7 +262,11 @@ class NoiseState:
 
     @property
     def _binding(self) -> str:
-        """Names the mechanism: the run, the position of its first charge, and everything charged before it."""
+        """A digest that identifies the mechanism, so that files of another mechanism are recognised.
+
+        It covers the run, the position of the first charge, all charges before it, the matrix C, the number of
+        parameters, and how normals are drawn from a key.
+        """
         entries = self._ledger.entries
         before = entries[self._first - 1].hash if self._first else ""
         matrix = json.dumps(self._history.factorisation.to_record(), sort_keys=True)
@@ -246,7 +278,7 @@ class NoiseState:
         return _sealed(header)
 
     def _begin_file(self, first_key: bytes) -> None:
-        """Begin the file of keys of a new mechanism. What is left of an older one is deleted first."""
+        """Delete the files of an older mechanism and begin keys.jsonl with its header and the first key."""
         storage.delete_folder(self._folder)
         self._folder.mkdir(mode=0o700)
         content = self._header_line() + first_key
@@ -260,12 +292,16 @@ class NoiseState:
         self._size = len(content)
 
     def _read_keys(self) -> tuple[dict[str, Any], list[KeyRecord]]:
-        """Read the keys, and cut a last line that was torn by a kill."""
+        """Read the header and the keys, and remove an incomplete last line from the file.
+
+        Raises:
+            CheckpointCorrupt: The file is damaged, or belongs to another mechanism.
+        """
         content = self._read_secret(self._keys)
         lines = content.split(b"\n")
         try:
             header = _opened(lines[0])
-            # A last line without its end was torn by a kill, before its attempt was charged.
+            # The process was killed while it wrote an incomplete last line, so that attempt was not charged.
             records = [_record(_opened(line)) for line in lines[1:-1]]
             bytes.fromhex(header["groups_key"])
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -281,7 +317,11 @@ class NoiseState:
         return header, records
 
     def _read_history(self) -> int:
-        """Take over the history that was saved, if one was. Returns the number of attempts in it."""
+        """Read the saved history, if there is one, and return the number of attempts that it covers.
+
+        Raises:
+            CheckpointCorrupt: The file is damaged, or belongs to another mechanism.
+        """
         if not os.path.lexists(self._history_file):
             return 0
         facts, rows_RP = _parse_history(self._read_secret(self._history_file))
@@ -293,11 +333,15 @@ class NoiseState:
                 matrix, self._num_parameters, self._device, index=index, rows_RP=torch.from_numpy(rows_RP)
             )
         except ValueError:
-            raise self._corrupt(self._history_file, "is of another model") from None
+            raise self._corrupt(self._history_file, "belongs to another model") from None
         return index
 
     def _read_secret(self, path: Path) -> bytes:
-        """Read a file that nobody but its owner may read."""
+        """Read a file that only its owner may read.
+
+        Raises:
+            CheckpointCorrupt: The file cannot be read, or its permissions allow others to read it.
+        """
         try:
             mode = path.stat().st_mode
             content = path.read_bytes()
@@ -306,8 +350,9 @@ class NoiseState:
         # DP: past noise is as secret as the text; a file that others could read may have been read.
         if os.name == "posix" and mode & 0o077:
             raise CheckpointCorrupt(
-                f"{path} can be read by others than its owner, and whoever reads it can subtract the noise of this run. Find "
-                f"out who has; then `chmod 600 {path}`, or delete {self._folder}: a new mechanism then begins."
+                f"{path} can be read by others than its owner, and anyone who reads it can subtract the noise of this "
+                f"run. Find out who has read it; then `chmod 600 {path}`, or delete {self._folder}: a new mechanism "
+                "then begins."
             )
         return content
 
@@ -318,18 +363,18 @@ class NoiseState:
 def open_noise_state(
     run: Run, folder: RunFolder, ledger: JointLedger, streams: Streams, device: torch.device, *, may_renew: bool = False
 ) -> NoiseState:
-    """Open the noise state of a run with correlated noise, or begin a new mechanism where there is none. Charges nothing.
+    """Open the noise state of a run with correlated noise, or begin a new mechanism if there is none. Charges nothing.
 
     Args:
         run: The run as configured.
-        folder: Its folder, locked.
-        ledger: Its ledgers, open for charging.
-        streams: Its sources of randomness.
+        folder: The run folder, locked.
+        ledger: The ledgers of the run and its population, open for charging.
+        streams: The sources of randomness of the run.
         device: Where the noise is used.
-        may_renew: Whether a mechanism that has no attempts left is followed by a new one.
+        may_renew: Whether to begin a new mechanism if the current one has no attempts left.
 
     Raises:
-        CheckpointCorrupt: The state is damaged or of another run.
+        CheckpointCorrupt: The state is damaged, or belongs to another run.
         LedgerError: The ledger's header has no coefficients, or a copy of the folder was trained further.
     """
     # DP: the coefficients of the header, which the charges are for; another machine might optimise to other ones.
@@ -340,7 +385,7 @@ def open_noise_state(
     is_used = matrix.strategy == "blt" and charged >= matrix.rounds
 
     def state(begins_at: int) -> NoiseState:
-        """A new mechanism that begins at this attempt."""
+        """Return the state of a mechanism whose first charge is at this position of the run's ledger; no noise yet."""
         history = NoiseHistory(matrix, parameters, device)
         key = streams.groups_key(begins_at)
         return NoiseState(folder.noise, ledger, streams, history, begins_at, key, parameters, device)
@@ -348,7 +393,7 @@ def open_noise_state(
     if charged == 0 or (is_used and may_renew):
         return state(len(ledger))
     if is_used:
-        return state(first)  # `begin_attempt` says that no attempts are left
+        return state(first)  # `begin_attempt` will raise BudgetExceeded
     if not os.path.lexists(folder.noise / "keys.jsonl"):
         # DP: a past that is lost cannot be cancelled: a new mechanism, with its own charges, and nothing of the old one.
         log.warning(
@@ -363,14 +408,14 @@ def open_noise_state(
 
 
 def mechanism_start(entries: list[Entry], before: int) -> int:
-    """The position of the first charge of the newest mechanism; the length of the ledger if none has begun.
+    """Return the position of the newest mechanism's first charge, or the length of the ledger if none has begun.
 
     Args:
         entries: The charges of the run.
-        before: How many of them were made before training.
+        before: How many of the charges were made before training.
 
     Raises:
-        LedgerError: The charges since then are not numbered one after the other.
+        LedgerError: The charges from that position on are not attempts 0, 1, 2, ... of one mechanism.
     """
     position = len(entries)
     for position in range(len(entries) - 1, before - 1, -1):
@@ -397,13 +442,16 @@ def _record(values: dict[str, Any]) -> KeyRecord:
 
 
 def _sealed(values: dict[str, Any]) -> bytes:
-    """One line of JSON with a checksum, against damage; the file is secret, so it needs no signature."""
+    """Return a line of JSON with a checksum that detects accidental damage.
+
+    The checksum is no protection against forgery: nobody but the owner can write this secret file.
+    """
     text = json.dumps(values, sort_keys=True)
     return json.dumps({**values, "sum": hashlib.sha256(text.encode()).hexdigest()[:16]}).encode() + b"\n"
 
 
 def _opened(line: bytes) -> dict[str, Any]:
-    """Parse a line and verify its checksum."""
+    """Parse a line of JSON, verify its checksum, and return its values. Raise `ValueError` if the checksum is wrong."""
     values = json.loads(line)
     stated = values.pop("sum")
     if hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16] != stated:
@@ -412,7 +460,7 @@ def _opened(line: bytes) -> dict[str, Any]:
 
 
 def _write_history(path: Path, facts: dict[str, Any], rows_RP: torch.Tensor) -> None:
-    """Write past noise with its facts before it and a digest behind it."""
+    """Write the history of noise: a line of facts as JSON, the rows as float64, and a SHA-256 of both."""
     digest = hashlib.sha256()
     with storage.open_replacement(path, owner_only=True) as file:
         head = json.dumps(facts, sort_keys=True).encode() + b"\n"
@@ -426,7 +474,7 @@ def _write_history(path: Path, facts: dict[str, Any], rows_RP: torch.Tensor) -> 
 
 
 def _parse_history(content: bytes) -> tuple[dict[str, Any], np.ndarray | None]:
-    """The facts and the rows of a history; None for the rows if the file is damaged."""
+    """Parse the content of a history file. Return its facts and its rows; the rows are None if the file is damaged."""
     end = content.find(b"\n")
     if end < 0 or hashlib.sha256(content[:-32]).digest() != content[-32:]:
         return {}, None
@@ -436,9 +484,10 @@ def _parse_history(content: bytes) -> tuple[dict[str, Any], np.ndarray | None]:
 
 
 def _draw_digest() -> str:
-    """Names how normals follow from a key: a library that draws other numbers must not continue with old keys.
+    """Return a digest of the normals that a fixed key gives on this machine.
 
-    The draw reaches into the second block, because another size of a block also gives other numbers.
+    It is part of the binding, because a version of a library that draws other normals must not continue with old keys.
+    The draw extends into a second block, because another block size also gives other normals.
     """
     normals_P = standard_normals(generator_from_key(bytes(16)), NORMALS_PER_BLOCK + 1000, torch.device("cpu"))
     return hashlib.sha256(normals_P.numpy().tobytes()).hexdigest()[:16]

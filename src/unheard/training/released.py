@@ -1,11 +1,12 @@
-"""A trained model for use: what evaluation, prediction, export and audits read from a run folder.
+"""Opens the trained model of a run folder, for prediction, evaluation, export and audits.
 
     released = unheard.Released.open("runs/first")
     released.predict("how are", top=3)        # [("you", 0.41), ...]
     unheard.evaluate("runs/first")            # {"accuracy_top1": 0.17, ...} on held-out users
 
-Input: a run folder. Output: the run, its newest released parameters, its vocabulary and tokenizer. No corpus is needed.
-The model is compared with the ledger, and with its checkpoint where the folder has one.
+Input: a run folder. Output: the run, its newest released parameters, its vocabulary and tokenizer. Only `evaluate`
+needs a token store. The model is checked against the run's ledger, and against the checkpoint of its round if the
+folder has one. `deployment.model.open_model` also opens exports and personal models, for the keyboard.
 """
 
 import json
@@ -33,7 +34,7 @@ from unheard.updates.user_update import users_in_turn
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """A released model with its vocabulary.
+    """A released model with everything that prediction needs: configuration, parameters, vocabulary and tokenizer.
 
     >>> import unheard
     >>> released = unheard.Released.open("runs/first")
@@ -62,7 +63,7 @@ class Released:
         Raises:
             RunFolderMissing: `path` is not a run folder, or has released no model yet.
             RunFolderError: A file of the folder is damaged or belongs to another model.
-            LedgerError: The model is of another run, or the ledger lacks what the model cost.
+            LedgerError: The model belongs to another run, or the ledger does not hold all charges of the model.
         """
         folder = RunFolder.open(path)
         if not folder.model.exists():
@@ -74,7 +75,7 @@ class Released:
         try:
             table = json.loads(folder.tokens.read_text(encoding="utf-8")) if folder.tokens.exists() else {}
         except (ValueError, OSError, RecursionError):
-            raise RunFolderError(f"{folder.tokens} does not read back as written: copy it from the corpus.") from None
+            raise RunFolderError(f"{folder.tokens} is damaged: copy it from the corpus.") from None
         vocabulary = Vocabulary.load(folder.vocabulary)
         named = {
             "vocabulary.txt": (facts.get("vocabulary") or {}).get("sha256"),
@@ -82,7 +83,7 @@ class Released:
         }
         read = {"vocabulary.txt": vocabulary.digest, "tokens.json": tokens_digest(table)}
         for name, digest in named.items():
-            if digest not in (None, read[name]):  # ledgers of older versions name no tokenizer
+            if digest not in (None, read[name]):  # None: an older version did not record this digest
                 raise RunFolderError(
                     f"{folder.path / name} is not the one that the run began with: copy it from the corpus."
                 )
@@ -100,23 +101,23 @@ class Released:
         )
 
     def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:
-        """The `top` most likely next words after a text, with their probabilities, most likely first."""
+        """Return the `top` most likely next words after a text, most likely first, as pairs (word, probability)."""
         return predict(self.run.model, self.params_P, self.vocabulary, self.tokenizer.split(text), top)
 
 
 def _own_model(folder: RunFolder, run: Run) -> Tensor:
-    """The released model, compared with the checkpoint of its round if that is kept.
+    """Read the parameters of the released model, and compare them with the checkpoint of its round if it still exists.
 
     Raises:
-        CheckpointCorrupt: The model is not the one that the checkpoint holds.
+        CheckpointCorrupt: The model differs from the checkpoint.
     """
     params_P, round = released_model(folder.model, run.model)
     saved = folder.checkpoints / checkpoint_name(round)
     # DP: a model file of version 0.1 does not name its ledger; only its checkpoint tells it from another run's model.
     if saved.exists() and not torch.equal(params_P, read_checkpoint(saved).state.params_P):
         raise CheckpointCorrupt(
-            f"{folder.model} is not the model of the checkpoint {saved.name}: it was replaced, or is of another run. Put "
-            "this run's own model back, or delete it: resuming the run writes it again."
+            f"{folder.model} is not the model of the checkpoint {saved.name}: it was replaced, or belongs to another "
+            "run. Put this run's own model back, or delete it: resuming the run writes it again."
         )
     return params_P
 
@@ -137,18 +138,18 @@ def evaluate(
 
     Args:
         model: A run folder, or a `Released` model.
-        corpus: A token store with the same vocabulary. None: the run's own.
-        max_tokens: Held-out tokens to use. None: as many as in training.
+        corpus: A token store with the same vocabulary; None for the store of the run.
+        max_tokens: The number of held-out tokens to use; None for the number in the run's configuration.
         ranks: The processes to evaluate on (training/worker.py); None for this process alone.
 
     Returns:
-        `accuracy_top1`, `accuracy_top3`, `accuracy_top5`, `accuracy_top1_words` (without the end of a sequence), `loss`
-        (nats per token), `perplexity` and `tokens`. They are exact functions of held-out users' text, without noise.
+        `accuracy_top1`, `accuracy_top3`, `accuracy_top5`, `accuracy_top1_words` (end-of-sequence targets not counted),
+        `loss` (nats per token), `perplexity` and `tokens`. They are computed from held-out users' text without noise.
 
     Raises:
         RunFolderError: The run folder cannot be used.
-        CorpusError: The corpus cannot be used.
-        ModelError: The corpus has another vocabulary.
+        CorpusError: The token store cannot be used.
+        ModelError: The vocabulary of the store is not that of the model.
     """
     released, store, how = to_evaluate(model, corpus, max_tokens)
     users = how.choose(users_in_turn(store.held_out, released.run.model))
@@ -159,17 +160,17 @@ def evaluate(
 def to_evaluate(
     model: Released | str | Path, corpus: str | Path | None, max_tokens: int | None
 ) -> tuple[Released, TokenStore, Evaluation]:
-    """Open what an evaluation reads; the arguments and errors are those of `evaluate`.
+    """Open the model and the store of an evaluation. The arguments and the errors are those of `evaluate`.
 
     Returns:
-        The model, the store, and how much of the held-out text is used.
+        The model, the store, and the settings of the evaluation with `max_tokens` applied.
     """
     released = model if isinstance(model, Released) else Released.open(model)
     store = TokenStore.open(corpus or released.run.corpus)
     if store.vocabulary != released.vocabulary:
         raise ModelError(
             f"{store.path} has another vocabulary than {model if model is not released else 'the model'}: prepare it "
-            "with --vocab from-corpus."
+            "with --vocab from-corpus --vocab-corpus STORE, where STORE is the store of the run."
         )
     how = released.run.evaluation
     return released, store, replace(how, max_tokens=max_tokens or how.max_tokens)

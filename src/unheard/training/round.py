@@ -42,16 +42,16 @@ from unheard.updates.user_update import StoredExamples, StoredUsers
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What training carries from one round to the next. Public: it was computed from noisy averages alone."""
+    """The state of training between two rounds. Public: it is computed from noisy values alone."""
 
     round: int
-    """Rounds completed."""
+    """The number of completed rounds."""
     params_P: Tensor = field(repr=False)
     """The model's parameters as one vector."""
     server_memory: dict[str, Tensor] = field(default_factory=dict, repr=False)
-    """The server's moving averages, by name; empty for `AddServer`."""
+    """The server's moving averages (and for Adam its number of steps), by name; empty for `AddServer`."""
     clip_norm: float | None = None
-    """The clip norm S of the next round for an adaptive clip, which was estimated under noise; else None."""
+    """The clip norm S of the next round if the clip is adaptive, from a noisy estimate; otherwise None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +65,11 @@ class Round:
         server: What the server does with the noisy average.
         users: The users to draw from, usually `TokenStore.train`. Private.
         streams: The sources of randomness of the run.
-        attempt: The number of rounds that the run has charged before this one. A round that is repeated after a crash
-            has another attempt number and so draws another cohort and other noise.
-        turn: With correlated noise, whose turn it is; else None.
-        normals: The noise of the attempt, if the caller has it already: correlated noise, or normals of the attempt's
-            stream that were drawn ahead. None: they are drawn from `streams`.
+        attempt: The number of entries in the run's ledger before this round is charged, including charges made before
+            training. A round that is repeated after a crash has a new attempt number, so a new cohort and new noise.
+        turn: With correlated noise, the group of users that takes part in this attempt; otherwise None.
+        normals: The noise of the attempt if the caller has it already: correlated noise, or noise that was drawn ahead
+            from the attempt's stream. None draws it from `streams`.
     """
 
     state: State
@@ -86,7 +86,8 @@ class Round:
 def run_rounds(rounds: Sequence[Round], engine: Engine) -> list[State]:
     """Run one round of Algorithm 1 for each of one or more runs.
 
-    The engine sums the cohorts of all runs in one call, which fills a GPU better than one run alone. The runs share
+    The engine computes the users' updates; `Contribution` (mechanism/aggregation.py) clips, weights and adds them. The
+    engine sums the cohorts of all runs in one call, which fills a GPU better than one run alone. The runs share
     nothing else: each has its own model, cohort, noise and ledger.
 
     Args:
@@ -101,9 +102,9 @@ def run_rounds(rounds: Sequence[Round], engine: Engine) -> list[State]:
     normals = [draw_normals(r, engine.device) for r in rounds]
     sums = engine.sum_cohorts(cohorts) if cohorts else []
     states = []
-    for r, cohort_sum, normals_P in zip(rounds, sums, normals, strict=True):
+    for r, cohort_sum, drawn in zip(rounds, sums, normals, strict=True):
         average = r.plan.average(cohort_sum)
-        noisy = r.plan.noise.add(average, normals_P)  # pyright: ignore[reportArgumentType]
+        noisy = r.plan.noise.add(average, drawn)  # pyright: ignore[reportArgumentType]
         is_adaptive = r.plan.adaptive_clip is not None
         clip_norm = r.plan.next_norm(cohort_sum, r.streams.count(r.attempt)) if is_adaptive else None
         # DP: nothing below this line has seen a user.
@@ -113,7 +114,7 @@ def run_rounds(rounds: Sequence[Round], engine: Engine) -> list[State]:
 
 
 def draw_cohort(r: Round) -> Cohort:
-    """Draw the users of a round. The engine reads their text later, when it sums their updates."""
+    """Draw the cohort of a round. Private. The engine reads the users' text later, when it sums their updates."""
     if isinstance(r.plan.sampling, ExampleSampling):
         unroll = r.plan.update.unroll
         lengths_U = r.users.lengths()
@@ -127,40 +128,44 @@ def draw_cohort(r: Round) -> Cohort:
 
 
 def draw_normals(r: Round, device: torch.device) -> Normals | CorrelatedNormals:
-    """Start drawing the round's standard normals on another thread; without noise, return the generator unused.
+    """Return the noise of the round, or start to draw it on other threads.
 
     Args:
         r: The round.
         device: Where the engine computes.
+
+    Returns:
+        `r.normals` if the caller has drawn the noise. Otherwise a handle of the draw that was started; for a run whose
+        server draws no noise, the random generator, unused.
     """
     if r.normals is not None:
         return r.normals
-    return r.plan.noise.ahead(r.streams.noise(r.attempt), r.plan.layout.total, device)
+    return r.plan.noise.ahead(r.streams.noise(r.attempt), r.plan.layout.total, device, r.plan.noise_units)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddServer:
-    """theta <- theta + average, the paper's server.
+    """The paper's server: theta <- theta + average.
 
     >>> AddServer()
     AddServer()
     """
 
     def direction(self, average_P: Tensor, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The step to add to the parameters, and the server's next memory."""
+        """Return the noisy average itself as the step to add to the parameters, and the memory unchanged."""
         return average_P, memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumServer:
-    """v <- momentum * v + average; theta <- theta + learning_rate * v.
+    """A server with momentum: v <- momentum * v + average; theta <- theta + learning_rate * v.
 
     >>> MomentumServer(momentum=0.8).learning_rate
     1.0
 
     Args:
         learning_rate: Factor of the step, above 0.
-        momentum: Factor of the velocity of the rounds before, in [0, 1).
+        momentum: Factor by which the velocity v of the earlier rounds is multiplied in each round, in [0, 1).
     """
 
     learning_rate: float = 1.0
@@ -171,7 +176,7 @@ class MomentumServer:
         require(0 <= self.momentum < 1, "momentum must be in [0, 1).")
 
     def direction(self, average_P: Tensor, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The step to add to the parameters, and the server's next memory."""
+        """Return the step to add to the parameters, and the server's next memory (the velocity)."""
         velocity_P = self.momentum * memory.get("velocity", torch.zeros_like(average_P)) + average_P
         return self.learning_rate * velocity_P, {"velocity": velocity_P}
 
@@ -185,7 +190,7 @@ class AdamServer:
 
     Args:
         learning_rate: Factor of the step, above 0.
-        beta1: Decay of the moving average of the updates, in [0, 1).
+        beta1: Decay of the moving average of the noisy averages, in [0, 1).
         beta2: Decay of the moving average of their squares, in [0, 1).
         epsilon: Added to the denominator, above 0. Not a privacy parameter.
     """
@@ -202,7 +207,7 @@ class AdamServer:
         require(self.epsilon > 0, "epsilon must be above 0.")
 
     def direction(self, average_P: Tensor, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The step to add to the parameters, and the server's next memory."""
+        """Return the step to add to the parameters, and the server's next memory (steps and both moving averages)."""
         zero_P = torch.zeros_like(average_P)
         steps = memory.get("steps", torch.zeros((), dtype=torch.float64)) + 1
         first_P = self.beta1 * memory.get("first", zero_P) + (1 - self.beta1) * average_P
@@ -215,14 +220,16 @@ class AdamServer:
 
 Server = AddServer | MomentumServer | AdamServer
 SERVERS: dict[str, type] = {"add": AddServer, "momentum": MomentumServer, "adam": AdamServer}
-"""The name of each server in a run file."""
+"""The classes of servers, by the `kind` that names them in a run file."""
 
 
 def step(server: Server, model: LanguageModel, state: State, noisy: NoisyAverage) -> State:
-    """Step the server: the state after one more round.
+    """Apply the server's step to the model and return the state after the round.
+
+    The returned state has no `clip_norm`; `run_rounds` sets it.
 
     Args:
-        server: What to do with the average.
+        server: The rule by which the average becomes a step.
         model: Projects the parameters after the step (for example, embeddings back to norm 1).
         state: The state before the round.
         noisy: The noisy average of the round.

@@ -1,15 +1,15 @@
-"""A run: its configuration as one frozen value, and the run file, TOML that maps one to one onto its parts.
+"""Defines `Run`, the configuration of a training run, and reads and writes run files (TOML).
 
     run = Run(corpus="corpora/posts", model=TiedLSTM(), plan=Plan(...), training=Training(rounds=100))
 
-    run, engine_choice = read_run_file("run.toml", ["clip.norm=10"])     # with overrides, as `--set` takes them
+    run, engine_choice = read_run_file("run.toml", ["clip.norm=10"])     # with overrides, as `--set clip.norm=10`
     text = run_toml(run, engine_choice)                                  # the complete file, defaults written out
-    run_hash(run)                                                        # names the configuration in the ledger
+    run_hash(run)                                                        # identifies the configuration in the ledger
 
-A `Run` holds the parts (model, plan, server, evaluation), checked together. Every table of a run file is one part:
-`[clip] kind = "flat"`, `norm = 15.0` is `FlatClip(norm=15.0)`. An unknown key or kind raises `UnknownKey`, whose message
-names the nearest right one. `unheard init` writes a commented file; docs/run-file.md describes all keys. How a run is
-computed (engine, device, processes) is in the file and is not part of the run.
+A `Run` holds the parts (model, plan, server, evaluation) and checks that they fit together. Every table of a run file
+is one part: `[clip] kind = "flat"`, `norm = 15.0` is `FlatClip(norm=15.0)`. An unknown key or kind raises `UnknownKey`,
+and the message suggests the nearest valid name. `unheard init` writes a commented file; docs/run-file.md describes all
+keys. The table [engine] (engine, device, processes) says how a run is computed. It is in the file but not in the `Run`.
 """
 
 import dataclasses
@@ -73,21 +73,21 @@ class Training:
     50
 
     Args:
-        rounds: Rounds to train.
-        init_seed: Seed of the initial parameters. Runs with one seed start from the same parameters, as the paper's do.
-            The seed is public and has no part in the noise.
-        init_from: A run folder or a model.safetensors to start from instead. What an earlier run cost its users is
-            charged to this run too.
-        init_is_public: Declares that no user of this corpus contributed to `init_from`, so that starting from it costs
-            them nothing.
-        checkpoint_every: Rounds between checkpoints. After a crash at most this many rounds run again and are charged
-            again.
+        rounds: The number of rounds to train.
+        init_seed: The seed of the initial parameters. Runs with the same seed start from the same parameters, as the
+            paper's runs do. The seed is public and does not influence the noise.
+        init_from: A run folder or a model.safetensors whose model the run starts from, instead of random parameters.
+            The charges of the earlier run are charged to this run too.
+        init_is_public: Declares that no user of this store contributed to the model at `init_from`. Starting from it
+            then costs the users nothing.
+        checkpoint_every: The number of rounds between checkpoints. After a crash at most this many rounds run again and
+            are charged again.
         keep_checkpoints: How many of the newest checkpoints are kept.
-        reproducible_seed: For experiments only. Cohorts and noise follow from the seed, the settings, the store and the
-            first model, and the guarantee does not hold against anyone who knows the seed. None, the default, uses
+        reproducible_seed: For experiments only. Cohorts and noise are computed from the seed, the settings, the store
+            and the first model. The guarantee does not hold against anyone who knows the seed. None, the default, uses
             secure randomness.
-        shared_cohorts: For experiments that compare runs on the same cohorts: cohorts and batches follow from the seed
-            alone. Runs with this setting cannot be composed into a statement about all runs.
+        shared_cohorts: For experiments that compare runs on the same cohorts. Cohorts and batches are computed from the
+            seed alone. A statement about several runs cannot include a run with this setting.
 
     Raises:
         InvalidValue: A value is out of its range.
@@ -115,7 +115,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything that decides the result of a training run: what `train` takes.
+    """The complete configuration of a training run: everything that determines its result and its privacy cost.
 
     >>> import unheard
     >>> run = unheard.Run(
@@ -134,14 +134,14 @@ class Run:
     '6.78e-06'
 
     Args:
-        corpus: A token store (`unheard prepare`) or its folder.
+        corpus: The folder of a token store (written by `unheard prepare`), or the `TokenStore`.
         model: The language model.
         plan: The parameters of Algorithm 1: sampling, updates, clip, estimator and noise.
         training: Rounds, initial model and checkpoints.
-        delta: The delta at which epsilon is reported and claimed. None: population^-1.1, as in the paper.
-        budget: An epsilon that the run must not exceed; training stops before the round that would.
-        ledger: The population's ledger, to which all runs on these users are charged. None: the one in the store's
-            folder.
+        delta: The delta at which epsilon is reported and claimed; None for population^-1.1, as in the paper.
+        budget: An epsilon that the run must not exceed. Training stops before the first round that would exceed it.
+        ledger: The path of the population's ledger, to which all runs on these users are charged; None for the one in
+            the store's folder.
         server: What the server does with the noisy average of each round.
         evaluation: How often and on how much held-out text the model is evaluated.
 
@@ -173,7 +173,7 @@ class Run:
 
     @property
     def claimed_delta(self) -> float:
-        """`delta`, or population^-1.1 where it is None."""
+        """The delta of the guarantee: `delta`, or population^-1.1 if `delta` is None."""
         return self.delta if self.delta is not None else math.pow(self.plan.population, -1.1)
 
 
@@ -193,14 +193,16 @@ class Corpus:
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """The table [privacy]: what is declared in public and what is claimed.
+    """The table [privacy]: the declared population, the delta of the claim, and the budget.
 
     Args:
-        population: How many users there are, as you may say in public.
-        delta: The delta of the claim; None: population^-1.1.
-        budget_epsilon: Training stops before the round that would exceed it; None: no budget.
-        budget_accountant: The accountant of the budget.
-        ledger: The population's ledger, if the store cannot be written. The same file for every run on these users.
+        population: The declared number of users, which may be published.
+        delta: The delta of the claim; None for population^-1.1.
+        budget_epsilon: The largest epsilon of the run. Training stops before the first round that would exceed it. None
+            for no budget.
+        budget_accountant: The accountant that computes the epsilon compared with the budget.
+        ledger: The path of the population's ledger, needed if the store's folder cannot be written. All runs on these
+            users must name the same file.
     """
 
     population: int
@@ -219,10 +221,10 @@ def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run,
 
     Args:
         path: The file. A relative corpus path in it is relative to the working folder.
-        overrides: Changes of single keys, "table.key=value" (`set_key`).
+        overrides: Changes of single keys, each as "table.key=value" (`set_key`).
 
     Returns:
-        The run, and which engine computes it.
+        The run, and the choice of engine.
 
     Raises:
         UnknownKey: A table, key or kind does not exist.
@@ -235,12 +237,19 @@ def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run,
 
 
 def read_saved_run(path: str | Path) -> tuple[Run, EngineChoice]:
-    """Read the run file of a run folder. It is complete, so a key that it lacks was added by a later version."""
+    """Read the run file of a run folder, which may be of an older version, and return the run and its engine.
+
+    The run file of a folder is written with all keys. A key that is missing was added by a later version and gets the
+    value that the older version used. Raises as `read_run_file`.
+    """
     return run_from_tables(fill_added_keys(_read_tables(path)), source=str(path))
 
 
 def fill_added_keys(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete tables of an older version: keys that it did not have get the value that it used."""
+    """Return the tables of an older version's run file with the keys added since then.
+
+    An added key gets the value that the older version used, which may differ from today's default.
+    """
     filled = dict(tables)
     for (table, kind, key), before in ADDED_KEYS.items():
         part = filled.get(table)
@@ -250,7 +259,7 @@ def fill_added_keys(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_tables(path: str | Path) -> dict[str, Any]:
-    """Parse a run file."""
+    """Read a run file and return its tables, unchecked. Raise `InvalidValue` if it cannot be read or is not TOML."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -268,7 +277,12 @@ def _read_tables(path: str | Path) -> dict[str, Any]:
 
 
 def run_from_tables(tables: Mapping[str, Any], *, source: str = "The run file") -> tuple[Run, EngineChoice]:
-    """The run that the tables of a run file (`source`, for messages) describe; raises as `read_run_file`."""
+    """Build a run and its choice of engine from the tables of a run file. Raises as `read_run_file`.
+
+    Args:
+        tables: The tables by name.
+        source: The name of the run file, for error messages.
+    """
     known = {*REQUIRED, *DEFAULTS, "schedule"}
     for name in tables:
         if name not in known:
@@ -301,7 +315,7 @@ def run_from_tables(tables: Mapping[str, Any], *, source: str = "The run file") 
 
 
 def tables_from_run(run: Run, engine: EngineChoice = EngineChoice()) -> dict[str, Any]:
-    """The complete tables of a run, defaults included."""
+    """Return the tables of a run's complete run file, with every default written out."""
     privacy = Privacy(
         population=run.plan.population,
         delta=run.claimed_delta,
@@ -325,26 +339,33 @@ def tables_from_run(run: Run, engine: EngineChoice = EngineChoice()) -> dict[str
 
 
 def run_toml(run: Run, engine: EngineChoice = EngineChoice()) -> str:
-    """The complete run file of a run, as TOML.
+    """Return the text of a run's complete run file, as TOML.
 
     Args:
         run: The run.
-        engine: The engine to name in the file; it has no part in the run's hash.
+        engine: The choice of engine to write to the file. It does not change the run's hash.
     """
     return tomli_w.dumps(tables_from_run(run, engine))
 
 
 def run_hash(run: Run) -> str:
-    """A SHA-256 of everything that decides the result and the cost of a run. Equal hashes may continue each other."""
+    """Return a SHA-256 of all settings that determine the result and the privacy cost of a run.
+
+    A run folder can be continued with a run of the same hash. The hash does not cover the paths of store, ledger and
+    base model, the engine, the number of rounds and the checkpoint settings.
+    """
     return configuration_hash(tables_from_run(run))
 
 
 def hint_for_older_run(run: Run, folder_hash: str) -> str:
-    """The override that makes this run continue a folder of an older version; empty if the folder is of another run.
+    """Return a sentence for an error message that names the override with which this run can continue an older folder.
 
     Args:
         run: The run as configured now.
-        folder_hash: The hash that the folder's ledger names.
+        folder_hash: The run hash in the ledger of the folder.
+
+    Returns:
+        The sentence, or an empty string if no single override leads to that hash.
     """
     for (table, kind, key), before in ADDED_KEYS.items():
         tables = tables_from_run(run)
@@ -369,11 +390,11 @@ def set_key(tables: dict[str, Any], override: str) -> None:
 
     Args:
         tables: The tables, changed in place.
-        override: "table.key=value" with a TOML value; a bare word is text. Another `kind` drops the keys that only the
-            old kind had.
+        override: "table.key=value" with a TOML value. A value that is not valid TOML, such as a bare word, is taken as
+            text. A new `kind` removes the keys that the new kind does not have.
 
     Raises:
-        InvalidValue: The override has another form, or names something that is not a table.
+        InvalidValue: The override does not have this form, or names something that is not a table.
     """
     key, equals, text = override.partition("=")
     table, dot, name = key.strip().partition(".")
@@ -391,6 +412,6 @@ def set_key(tables: dict[str, Any], override: str) -> None:
         raise InvalidValue(f"--set {override}: [{table}] is not a table of keys.")
     target[last] = value
     kinds = {**KINDS, "model": MODELS, "server": SERVERS}.get(table, {})
-    if last == "kind" and isinstance(value, str) and value in kinds:  # drop the keys of the old kind
+    if last == "kind" and isinstance(value, str) and value in kinds:  # remove keys that the new kind does not have
         kept = {field.name for field in dataclasses.fields(kinds[value])} | {"kind"}
         tables[table] = {key: item for key, item in target.items() if key in kept}

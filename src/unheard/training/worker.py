@@ -1,8 +1,8 @@
-"""Training on several processes: the leader's engine, and the loop of the worker processes.
+"""Training on several processes: builds the leader's engine, and runs the loop of the worker processes.
 
-Rank 0, the leader, runs the whole of training; every other rank waits for requests, computes and answers. Sampling,
-noise, ledger, checkpoints and the run folder belong to the leader alone (docs/decisions/0050-one-leader.md): a worker
-has no ledger to write and no noise to draw. Every process runs the same program:
+Rank 0, the leader, runs the training loop. Every other rank waits for the leader's requests, computes and answers. Only
+the leader samples users, draws noise, writes the ledgers and checkpoints, and has the run folder
+(docs/decisions/0050-one-leader.md). Every process runs the same program:
 
     ranks = ProcessGroup.join()                       # None for a process that is alone
     if ranks is None or ranks.is_leader:
@@ -34,14 +34,16 @@ from unheard.models.model import LanguageModel
 from unheard.training.run import MODELS
 
 JOBS: tuple[BatchFunction, ...] = (count_batch, score_batch)
-"""The functions over batches that a worker computes for training and evaluation; the command line adds the audit's."""
+"""The batch functions that a worker can compute by default, both for evaluation. `unheard` adds one for audits."""
 
 
 def build_on_ranks(choice: EngineChoice, model: LanguageModel, ranks: ProcessGroup) -> DistributedEngine:
-    """Build the leader's engine, which divides the work among all ranks; every other rank builds its own.
+    """Build the leader's engine, which divides the work among all ranks, and make every other rank build its engine.
+
+    Only the leader calls this function. The other ranks must be in `serve`.
 
     Args:
-        choice: The kind of engine and the device. Each rank takes a GPU of its own.
+        choice: The kind of engine and the device. With device "cuda" each rank uses a different GPU.
         model: The model whose updates the engine sums.
         ranks: The processes that share the work.
 
@@ -49,7 +51,7 @@ def build_on_ranks(choice: EngineChoice, model: LanguageModel, ranks: ProcessGro
         InvalidValue: The engine, the device or `corpus_part` cannot be used here.
         RankError: A rank does not answer.
     """
-    model = model.pinned()  # every rank reads the model's files for itself: they must be the same
+    model = model.pinned()  # adds the digest of the model's files, so that a rank with different files raises an error
     own_choice = choice_at_rank(choice, ranks)
     engine = table_from_part(replace(choice, device=own_choice.torch_device().type))
     facts = {"model": table_from_part(model, MODELS), "engine": engine}
@@ -62,7 +64,11 @@ def build_on_ranks(choice: EngineChoice, model: LanguageModel, ranks: ProcessGro
 
 
 def choice_at_rank(choice: EngineChoice, ranks: ProcessGroup) -> EngineChoice:
-    """The same choice with the GPU of this rank; on CPUs unchanged."""
+    """Return the choice with this rank's GPU as the device; a choice of CPU is returned unchanged.
+
+    Raises:
+        InvalidValue: The choice names one GPU for all ranks, or the machine has fewer GPUs than ranks.
+    """
     device = choice.torch_device()
     if device.type != "cuda":
         return choice
@@ -80,11 +86,14 @@ def choice_at_rank(choice: EngineChoice, ranks: ProcessGroup) -> EngineChoice:
 
 
 def parallel_map_for(model: LanguageModel, ranks: ProcessGroup | None) -> ParallelMap:
-    """How the batches of a model that is only evaluated, on CPUs where its parameters are, are distributed.
+    """Return the function that distributes the batches of an evaluation outside training. It computes on CPUs.
 
     Args:
         model: The model to evaluate.
         ranks: The processes that share the work; None for this process alone.
+
+    Returns:
+        A map over batches: in order on this process, or distributed over the ranks.
     """
     return (
         sequential_map
@@ -94,7 +103,7 @@ def parallel_map_for(model: LanguageModel, ranks: ProcessGroup | None) -> Parall
 
 
 def serve(ranks: ProcessGroup, jobs: Sequence[BatchFunction] = JOBS) -> None:
-    """Answer the leader's requests until it ends the session. Every rank but the leader calls this function.
+    """Answer the leader's requests until the leader ends the session. Every rank except the leader calls this function.
 
     Args:
         ranks: The process group, from `ProcessGroup.join`.
@@ -117,7 +126,11 @@ def serve(ranks: ProcessGroup, jobs: Sequence[BatchFunction] = JOBS) -> None:
 
 
 def _answer(ranks: ProcessGroup, worker: "_Worker", message: Message) -> torch.Tensor | None:
-    """Compute, and send the result or the error. Returns what is to be added to the sums of the other ranks."""
+    """Compute the answer to a request and send it, or the error, to the leader.
+
+    Returns:
+        This rank's sum, which `serve` adds to the other ranks' sums at the next message "add"; None if there is none.
+    """
     try:
         numbers, to_add, seconds = worker.compute(message)
     except Exception as error:
@@ -130,7 +143,11 @@ def _answer(ranks: ProcessGroup, worker: "_Worker", message: Message) -> torch.T
 
 
 def _message_for_leader(error: Exception) -> str:
-    """What the leader may show. Of an unexpected error only its type, since its message may contain users' data."""
+    """Return the text of an error for the leader to show.
+
+    Errors of this package and of the machine keep their message. Of any other error only the type is sent, because its
+    message may contain users' data.
+    """
     if isinstance(error, UnheardError):
         return str(error)
     kind = type(error).__name__
@@ -140,7 +157,7 @@ def _message_for_leader(error: Exception) -> str:
 
 @dataclass
 class _Worker:
-    """One rank's model, engine and stores, as the leader last asked for them."""
+    """The model, the engine and the stores of one rank. The leader's request "begin" sets them."""
 
     ranks: ProcessGroup
     jobs: Mapping[str, BatchFunction]
@@ -150,12 +167,17 @@ class _Worker:
     timeout: float = 600.0
 
     def connect(self) -> None:
-        """Open the connections for sums, once the engine's device is known."""
+        """Open the connections for sums. Needs the engine, because the backend depends on its device."""
         assert self.engine is not None
         self.ranks.connect(self.engine.device, self.timeout)
 
     def compute(self, message: Message) -> tuple[np.ndarray | None, torch.Tensor | None, float]:
-        """Numbers to answer with, a sum to add to the other ranks' sums, and the seconds that the sum took."""
+        """Compute the answer to one request of the leader.
+
+        Returns:
+            The numbers of the answer, a sum to add to the other ranks' sums, and the seconds that the sum took. The
+            first two are None where the request does not ask for them.
+        """
         if message.kind == "begin":
             self._begin(message.fields)
             return None, None, 0.0

@@ -3,9 +3,9 @@
 Two ways to tune a run:
 
     unheard tune                   sweeps S, then sigma, with few users per round; not private, for public or proxy text
-      trials.py                      the runs to train (baseline, clip, noise), and the accuracy of each
+      trials.py                      defines the runs to train (baseline, clip, noise) and reads the accuracy of each
       pipeline.py                    trains them, stage by stage, and chooses S and sigma
-      output.py                      the private run with these values, the epsilon of all trials, and two files
+      output.py                      plans the private run, computes the cost of the tuning, and writes two files
     unheard tune --select          trains a secret number of private candidates and releases only the best
-      private_selection.py           Papernot and Steinke (2022)
+      private_selection.py           implements the selection and its charge, after Papernot and Steinke (2022)
 """

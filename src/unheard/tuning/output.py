@@ -1,17 +1,17 @@
-"""What a tuning leaves: the private run to train, the cost of the tuning, and two files, tuning.json and chosen.toml.
+"""Computes the output of a tuning: the private run to train, the privacy cost, and the files that hold them.
 
-`conclude` is called once all stages are trained. It computes the projected plan and the cost, writes both files, and
-returns everything for the command line to print.
+`conclude` is called when all stages are trained. It computes the projected plan and the cost, writes tuning.json and
+chosen.toml, and returns what the command line prints.
 
-**The projected plan** is the private run with the chosen S and sigma. The accuracy was measured with few users per round
-and noise sigma. The same sigma is private, with noise multiplier z, once the expected weight per round is
+**The projected plan** is the private run with the chosen S and sigma. The trials measured the accuracy with few users
+per round and noise sigma. A run with the same sigma has noise multiplier z if its expected weight per round is
 qW = z S / sigma (section 3 of the paper, "Estimating the accuracy of private models for large datasets").
-`project_plan` finds the smallest whole number of users per round with that property. Its epsilon is hypothetical: it
-belongs to a run that has not happened.
+`project_plan` finds the smallest whole number of users per round with that property. The epsilon of the plan is
+hypothetical, because the run has not been trained.
 
-**The cost of the tuning itself** is the composition of all its trials, read from their ledgers. A sweep without noise
-has epsilon infinity for the users it was done on, whatever is trained afterwards. `tuning_cost` computes the figure,
-and its `sentences` must accompany every choice.
+**The cost of the tuning itself** is the epsilon of all its trials together, computed from their ledgers. The baseline
+and the sweep of S have no noise, so this epsilon is infinite for the users of the trials, even if only private runs
+follow. `tuning_cost` computes the cost; the command line prints its `sentences` with every choice.
 """
 
 import json
@@ -37,18 +37,18 @@ from unheard.tuning.pipeline import Allowance, TuningResult, users_per_second
 from unheard.tuning.trials import Grid, Result, Trial, clip_at, private_estimator
 
 ROUNDING = 1e-12
-"""Relative slack before rounding up: 15 / 0.003 must give 5,000 users and not 5,001."""
+"""Relative tolerance when a number of users is rounded up, so that 15 / 0.003 gives 5,000 users and not 5,001."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectedPlan:
-    """A private run that has not happened.
+    """A private run that is planned and not yet trained.
 
     Attributes:
-        run: The run to train; `chosen.toml` holds it.
+        run: The run to train, which is written to `chosen.toml`.
         users_per_round: Its expected users per round.
         noise_multiplier: Its z, the noise in units of the sensitivity.
-        noise_std: Its sigma: the chosen one, or less by less than one part in `users_per_round`.
+        noise_std: Its sigma. It is the chosen sigma or slightly less, because the number of users is rounded up.
         epsilon: Its hypothetical epsilon by each accountant.
     """
 
@@ -60,16 +60,20 @@ class ProjectedPlan:
 
     @property
     def claimed(self) -> str:
-        """The accountant whose epsilon a statement would claim."""
+        """The name of the accountant whose epsilon the run's statement would claim, which is the smallest."""
         return min(CLAIMED, key=lambda name: self.epsilon[name])
 
     @property
     def updates(self) -> int:
-        """The number of user updates of the whole run, which decides its computing time."""
+        """The expected number of user updates of the whole run, from which its duration is estimated."""
         return self.users_per_round * self.run.training.rounds
 
     def record(self, users_per_second: float | None) -> dict[str, Any]:
-        """Return the plan for `tuning.json`, with its duration if a speed is known."""
+        """Return the plan as `tuning.json` holds it.
+
+        Args:
+            users_per_second: The measured speed, from which `seconds` is estimated; None if unknown.
+        """
         return {
             "hypothetical": True,
             "population": self.run.plan.population,
@@ -88,16 +92,16 @@ class ProjectedPlan:
 
 
 def project_plan(run: Run, norm: float, noise_std: float, noise_multiplier: float) -> ProjectedPlan:
-    """Return the private run with the fewest users per round whose noise is no more than the chosen sigma.
+    """Return the private run with the fewest users per round such that its noise is at most the chosen sigma.
 
     Args:
-        run: The run to plan for, with its declared population.
+        run: The run that was tuned, with its declared population.
         norm: The chosen S.
         noise_std: The chosen sigma.
         noise_multiplier: z of the private run.
 
     Raises:
-        InvalidValue: The declared population is too small.
+        InvalidValue: The run would need more users per round than the declared population has.
     """
     users = users_for(run, norm, noise_std, noise_multiplier)
     if users > run.plan.population:
@@ -119,15 +123,17 @@ def project_plan(run: Run, norm: float, noise_std: float, noise_multiplier: floa
 
 
 def check_can_be_private(run: Run, grid: Grid, noise_multiplier: float) -> None:
-    """Check, before anything is trained, that the population suffices at least for the smallest S and the largest sigma.
+    """Check that the population is large enough for the smallest S with the largest sigma, which need the fewest users.
+
+    `unheard tune` calls this before it trains anything.
 
     Args:
-        run: The run to plan.
+        run: The run that is tuned.
         grid: The values of S and sigma to try.
         noise_multiplier: z of the planned run.
 
     Raises:
-        InvalidValue: It does not, so no choice from these grids could be trained privately.
+        InvalidValue: The population is too small for every choice from these grids, or the run has correlated noise.
     """
     if isinstance(run.plan.noise, CorrelatedNoise):
         raise InvalidValue(
@@ -145,7 +151,9 @@ def check_can_be_private(run: Run, grid: Grid, noise_multiplier: float) -> None:
 
 
 def users_for(run: Run, norm: float, noise_std: float, noise_multiplier: float) -> int:
-    """Return the users per round for qW = z S / sigma, rounded up, so that the noise is never more than what was tried.
+    """Return the users per round for which qW = z S / sigma, rounded up so that the noise is at most sigma.
+
+    The result may be larger than the population; the caller must check.
 
     Args:
         run: The run to plan; its weights and estimator determine W.
@@ -154,10 +162,11 @@ def users_for(run: Run, norm: float, noise_std: float, noise_multiplier: float) 
         noise_multiplier: z, the noise in units of the sensitivity.
     """
     everybody = private_run(run, norm, run.plan.population, noise_multiplier)
-    sensitivity = everybody.plan.at(0, run.model.layout).sensitivity  # at q = 1; in proportion to 1 / q
+    sensitivity = everybody.plan.at(0, run.model.layout).sensitivity  # at q = 1; it is proportional to 1 / q
     needed = run.plan.population * noise_multiplier * sensitivity / noise_std
     users = max(1, math.ceil(needed * (1 - ROUNDING)))
-    # The grid of the clipped denominator goes by powers of two, so its sensitivity is not quite in proportion to 1 / q.
+    # The clipped denominator rounds averages to a grid whose step is a power of two, so its sensitivity is not exactly
+    # proportional to 1 / q.
     while users <= run.plan.population and _noise_std(private_run(run, norm, users, noise_multiplier)) > noise_std * (
         1 + ROUNDING
     ):
@@ -166,7 +175,7 @@ def users_for(run: Run, norm: float, noise_std: float, noise_multiplier: float) 
 
 
 def private_run(run: Run, norm: float, users_per_round: int, noise_multiplier: float) -> Run:
-    """Return the run with this S, users per round and z.
+    """Return the run with this S, users per round and z, with Poisson sampling and a bounded estimator.
 
     Args:
         run: The run to plan.
@@ -190,21 +199,22 @@ def _noise_std(run: Run) -> float:
 
 
 RECORD, CHOSEN = "tuning.json", "chosen.toml"
+"""The names of the two files that a tuning writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningCost:
-    """The cost of all trials together.
+    """The privacy cost of all trials of a tuning together.
 
     Attributes:
-        corpus: The name of the corpus whose users were charged.
-        is_proxy: Whether that is a proxy corpus and not the run's own.
+        corpus: The name of the store whose users were charged.
+        is_proxy: Whether that store is a proxy and not the run's own.
         runs: The number of trials.
-        charges: The number of rounds that were charged.
-        without_noise: How many of these rounds had no noise.
-        delta: The delta of both bounds.
-        bound: Epsilon of all charges.
-        noised: Epsilon of the charges with noise alone, as if the others had not happened.
+        charges: The number of charges in the ledgers of all trials.
+        without_noise: How many of these charges are for rounds without noise.
+        delta: The delta of both bounds: the smallest delta of a trial.
+        bound: The epsilon of all charges.
+        noised: The epsilon of only those charges that have noise.
     """
 
     corpus: str
@@ -217,7 +227,7 @@ class TuningCost:
     noised: Bound
 
     def record(self) -> dict[str, Any]:
-        """Return the cost for `tuning.json`."""
+        """Return the cost as `tuning.json` holds it."""
         return {
             "corpus": self.corpus,
             "is_proxy": self.is_proxy,
@@ -236,30 +246,30 @@ class TuningCost:
         by = accountant_title(self.bound.accountant)
         epsilon = "infinity" if math.isinf(self.bound.epsilon) else f"{self.bound.epsilon:.4g} by {by}"
         spent = (
-            f"What this tuning cost: ε = {epsilon} at δ = {small(self.delta)}, the composition of its {self.runs} runs "
+            f"The privacy cost of this tuning: ε = {epsilon} at δ = {small(self.delta)}, the composition of its {self.runs} runs "
             f"({self.charges} charges, {self.without_noise} of them without noise)."
         )
         if self.is_proxy:
             return [
                 spent,
-                "It was charged to the users of the proxy corpus, who are not protected by it. The users of the run's own corpus "
-                "took part in no trial and paid nothing.",
+                "It was charged to the users of the proxy corpus, who have no guarantee. The users of the run's own corpus took "
+                "part in no trial and paid nothing.",
             ]
         return [
             spent,
-            "It was charged to the same users that the plan is for. Whatever the plan's own statement will say, over all runs "
-            "they have no guarantee (unheard statement --all-runs). Tune on public or proxy text: --corpus PROXY --population N.",
-            "No smaller bound holds for a sweep: a bound for the best of several private runs needs a number of trials that the "
-            "tool itself draws (unheard tune --select).",
+            "It was charged to the users that the plan is for. The plan's own statement will not include it; over all runs they "
+            "have no guarantee (unheard statement --all-runs). Tune on public or proxy text: --corpus PROXY --population N.",
+            "No smaller bound holds for a sweep. The best of several private runs has a smaller bound only if the number of "
+            "trials is random and secret (unheard tune --select).",
         ]
 
 
 def tuning_cost(trials: Sequence[Trial], *, is_proxy: bool) -> TuningCost:
-    """Compute the cost of the trials from their ledgers.
+    """Compute the privacy cost of all trials from their ledgers.
 
     Args:
-        trials: All trials; each has a run folder.
-        is_proxy: Whether they were trained on a proxy corpus.
+        trials: All trials. The run folder of each must exist.
+        is_proxy: Whether the trials were trained on a proxy corpus.
     """
     ledgers = [read_run_ledger(RunFolder.open(trial.folder)) for trial in trials]
     events: list[Event] = [event for ledger in ledgers for event in ledger.events]
@@ -279,12 +289,12 @@ def tuning_cost(trials: Sequence[Trial], *, is_proxy: bool) -> TuningCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """The end of a tuning.
+    """The outcome of a tuning, as `conclude` returns it.
 
     Attributes:
         record: The content of `tuning.json`.
-        cost: What the tuning cost.
-        refusal: Why nothing could be chosen or planned; None if there is a plan.
+        cost: The privacy cost of the tuning.
+        refusal: The reason why no private run can be planned; None if there is a plan.
     """
 
     record: dict[str, Any]
@@ -305,17 +315,17 @@ def conclude(
     """Compute the cost and the projected plan, and write `tuning.json` and `chosen.toml`.
 
     Args:
-        run: The run to plan.
+        run: The run that was tuned.
         result: The results of all trials.
-        allowance: What the choices were allowed to lose.
+        allowance: How much accuracy the choices were allowed to lose.
         noise_multiplier: z of the private run.
         out: The folder of the tuning.
         engine: The engine to write into `chosen.toml`.
         is_proxy: Whether the trials were trained on a proxy corpus.
 
     Returns:
-        The conclusion. Where nothing could be chosen, or the population is too small for the plan, `refusal` says why;
-        the results and the cost are recorded all the same.
+        The conclusion. If no S or sigma was chosen, or the population is too small for the plan, `refusal` gives the
+        reason. `tuning.json` is then written without a plan, and `chosen.toml` is not written.
     """
     cost, refusal, plan = tuning_cost(result.trials, is_proxy=is_proxy), result.refusal, None
     if result.noise is not None:
@@ -327,7 +337,7 @@ def conclude(
     record = _record(result, allowance, cost, plan, users_per_second(out))
     replace_file(out / RECORD, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
     if plan is None:
-        (out / CHOSEN).unlink(missing_ok=True)  # the choice of an earlier call does not belong to this record
+        (out / CHOSEN).unlink(missing_ok=True)  # a file from an earlier tuning would not match this record
     else:
         replace_file(out / CHOSEN, (_preface(record, plan) + run_toml(plan.run, engine)).encode())
     return Conclusion(record=record, cost=cost, refusal=refusal)
@@ -336,7 +346,7 @@ def conclude(
 def _record(
     result: TuningResult, allowance: Allowance, cost: TuningCost, plan: ProjectedPlan | None, speed: float | None
 ) -> dict[str, Any]:
-    """Return the content of `tuning.json`, as strict JSON."""
+    """Return the content of `tuning.json`, in which infinity is the word "infinity"."""
     return plain(
         {
             "trials": [_row(row, result) for row in result.results],
@@ -357,7 +367,7 @@ def _record(
 
 
 def _row(setting: Result, result: TuningResult) -> dict[str, Any]:
-    """One setting as values that JSON can hold."""
+    """Return the record of one setting for `tuning.json`: its accuracy, and its loss against the baseline."""
     loss = setting.loss_against(result.baseline)
     return {
         "stage": setting.stage,
@@ -379,12 +389,12 @@ def _preface(record: dict[str, Any], planned: ProjectedPlan) -> str:
     text = (
         "proxy text"
         if record["tuning_cost"]["is_proxy"]
-        else "the text of the same users that it is for: over all runs they have no guarantee"
+        else "the text of the users that this run is for: over all runs they have no guarantee"
     )
     return (
         "# Chosen by `unheard tune`.\n"
-        f"# Accuracy was estimated with fewer users per round at the same noise, on {text}.\n"
-        f"# Hypothetical until it is trained: epsilon {plan['claimed']['epsilon']:.4g} at delta {plan['delta']:.3g} by "
-        f"{plan['claimed']['accountant']}, after {plan['rounds']:,} rounds;\n"
-        f"# {plan['updates']:,} user updates; sigma = {planned.noise_std:.6g}.\n\n"
+        f"# Accuracy was estimated with fewer users per round and the same noise, on {text}.\n"
+        f"# After {plan['rounds']:,} rounds this run would have epsilon {plan['claimed']['epsilon']:.4g} at delta "
+        f"{plan['delta']:.3g} (accountant {plan['claimed']['accountant']}): hypothetical until it is trained.\n"
+        f"# It computes about {plan['updates']:,} user updates, with noise sigma = {planned.noise_std:.6g}.\n\n"
     )

@@ -1,17 +1,18 @@
-"""The stages of a tuning, one after the other: baseline and clip trials, then noise trials at the chosen S.
+"""Runs the two stages of a tuning: baseline and clip trials, then noise trials at the chosen S.
 
-`run_stages` is a generator: it yields each stage for the caller to train (and to show progress), chooses S between the
-stages and sigma at the end, and returns a `TuningResult`. A tuning that was stopped continues where it was, since
-trials are run folders.
+`run_stages` is a generator. It yields each stage, so that the caller can train it and show progress. It chooses S
+between the stages and sigma at the end, and returns a `TuningResult`. The trials are run folders, so a tuning that was
+stopped continues from their checkpoints.
 
     run = trial_run(run, proxy, population)
     stages = run_stages(run, grid, allowance, out, engine)
     # for each stage: for index, report in stage.reports(): ...
 
-**The choice**: the smallest S, then the largest sigma, that cost little accuracy. A small S and a large sigma make
-privacy cheap: users per round of the private run grow with S / sigma. Both are chosen by their loss against the
-baseline, so the allowance for sigma is what the private model may lose in all. The paper chooses in the same way
-(section 3): "choosing S in [10, 20] has at most a small effect", "a small decrease past sigma = 0.012"."""
+**The choice** is the smallest S, and then the largest sigma, that cost little accuracy. The private run needs a number
+of users per round that is proportional to S / sigma, so a small S and a large sigma make privacy cheap. Both are chosen
+by their loss against the baseline, so the allowance for sigma is the total loss of the private model, clip included.
+The paper chooses in the same way (section 3): "choosing S in [10, 20] has at most a small effect", "a small decrease
+past sigma = 0.012"."""
 
 import json
 import math
@@ -49,8 +50,8 @@ class Choice:
 
     Attributes:
         result: The setting and its accuracy.
-        loss: What it loses against the baseline, in percentage points of AccuracyTop1.
-        remarks: Sentences on how far the choice may be trusted.
+        loss: Its loss against the baseline, in percentage points of AccuracyTop1.
+        remarks: Sentences that say why the choice may be uncertain, for the user to read.
     """
 
     result: Result
@@ -60,7 +61,14 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class _Parameter:
-    """The words in which messages speak of S or sigma."""
+    """How messages name S or sigma.
+
+    Attributes:
+        symbol: The symbol.
+        grid_option: The option that sets the values to try.
+        allowance_option: The option that sets the accuracy that may be lost.
+        beyond_the_grid: A description of the values beyond the edge of the grid that is best for privacy.
+    """
 
     symbol: str
     grid_option: str
@@ -89,7 +97,7 @@ def choose_norm(baseline: Result, clipped: Sequence[Result], allowed: float, mar
         margin: How far two results may differ by chance; it only adds remarks.
 
     Raises:
-        InvalidValue: Every S loses more.
+        InvalidValue: Every S loses `allowed` points or more.
     """
     return _first_allowed(sorted(clipped, key=lambda result: result.norm), baseline, allowed, margin, _NORM)
 
@@ -98,10 +106,13 @@ def choose_noise(baseline: Result, noised: Sequence[Result], allowed: float, mar
     """Choose the largest sigma that loses less than `allowed` points against the baseline.
 
     Args:
-        baseline: The trial without clip and noise.
-        noised: The trials with noise, at one S.
-        allowed: Points of AccuracyTop1 that clip and noise together may cost.
-        margin: The difference that chance explains.
+        baseline: The result without clip and noise.
+        noised: The results of each sigma, all with the chosen S.
+        allowed: The allowance for clip and noise together, in percentage points of AccuracyTop1.
+        margin: How far two results may differ by chance; it only adds remarks.
+
+    Raises:
+        InvalidValue: Every sigma loses `allowed` points or more.
     """
     return _first_allowed(sorted(noised, key=lambda result: -result.noise_std), baseline, allowed, margin, _NOISE)
 
@@ -109,7 +120,18 @@ def choose_noise(baseline: Result, noised: Sequence[Result], allowed: float, mar
 def _first_allowed(
     ordered: Sequence[Result], baseline: Result, allowed: float, margin: Margin, parameter: _Parameter
 ) -> Choice:
-    """Choose the first result that loses less than allowed. `ordered` begins with the best setting for privacy."""
+    """Choose the first result that loses less than `allowed` points against the baseline.
+
+    Args:
+        ordered: The results, the best setting for privacy first.
+        baseline: The result without clip and noise.
+        allowed: The allowance in percentage points of AccuracyTop1.
+        margin: How far two results may differ by chance; it only adds remarks.
+        parameter: How messages name the parameter.
+
+    Raises:
+        InvalidValue: Every result loses `allowed` points or more.
+    """
     losses = [result.loss_against(baseline) for result in ordered]
     index = next((i for i, loss in enumerate(losses) if loss < allowed), None)
     if index is None:
@@ -127,26 +149,31 @@ def _first_allowed(
         )
     if margin.hides(allowed - loss):
         remarks.append(
-            f"{chosen.name} costs {loss:+.2f} points, allowed are {allowed:g}: the difference is within noise, and another "
-            "repetition could choose otherwise."
+            f"{chosen.name} costs {loss:+.2f} points, and {allowed:g} are allowed: the difference is within noise, and another "
+            "repetition could choose another value."
         )
     if index > 0 and margin.hides(losses[index - 1] - allowed):
         remarks.append(
-            f"{ordered[index - 1].name} was rejected for its {losses[index - 1]:.2f} points: within noise too."
+            f"{ordered[index - 1].name} was rejected for a loss of {losses[index - 1]:.2f} points: its difference from "
+            f"{allowed:g} is within noise too."
         )
     return Choice(result=chosen, loss=loss, remarks=tuple(remarks))
 
 
 SPEED = "speed.jsonl"
+"""The file in the folder of a tuning to which each trained stage appends its number of users and its seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allowance:
-    """What the private model may lose against the baseline, in percentage points of AccuracyTop1.
+    """The accuracy that the private model may lose against the baseline, in percentage points of AccuracyTop1.
 
     Attributes:
-        clip_loss: By the clip alone. The smallest S that loses less is chosen.
-        loss: By clip and noise together. The largest sigma that loses less is chosen.
+        clip_loss: The loss due to the clip alone. The smallest S that loses less is chosen.
+        loss: The loss due to clip and noise together. The largest sigma that loses less is chosen.
+
+    Raises:
+        InvalidValue: A value is not finite.
     """
 
     clip_loss: float = 0.25
@@ -163,8 +190,8 @@ class Stage:
     """Trials that are trained side by side.
 
     Attributes:
-        title: What the stage tries, to be printed.
-        trials: All trials of the stage.
+        title: A description of the stage, for printing.
+        trials: All trials of the stage, complete or not.
         engine: The engine that trains them.
         out: The folder of the tuning.
     """
@@ -176,24 +203,26 @@ class Stage:
 
     @property
     def left(self) -> list[Trial]:
-        """The trials that are not complete."""
+        """The trials that are not complete, read from their run folders at each access."""
         return [trial for trial in self.trials if not trial.is_complete()]
 
     def reports(self) -> Generator[tuple[int, RoundReport], None, None]:
-        """Train the trials that are left, and record the speed, from which the plan's duration is computed.
+        """Train the trials that are left, and append the speed to `speed.jsonl`.
+
+        The caller must have asked for permission to train without privacy, since some trials have no noise.
 
         Yields:
-            The index of a trial in `left`, as it was before the call, and the report of a round of that trial.
+            The index of a trial in `left` (as `left` was before the call), and the report of one of its rounds.
         """
         left = self.left
         runs = [(trial.run, trial.folder) for trial in left]
-        # The permission is for the caller to obtain: a sweep without its baseline does not exist (`trial_run`).
+        # Every sweep has trials without noise, so `unheard tune` asks for this permission before it starts.
         rounds = train_together(runs, engine=self.engine, allow_no_privacy=True)
         start, reported, timed_rounds = 0.0, set(), 0
         try:
             for index, report in rounds:
                 if not reported:
-                    start = time.monotonic()  # after the first round, which includes compilation
+                    start = time.monotonic()  # start after the first round, which includes compilation
                 timed_rounds += index in reported
                 reported.add(index)
                 yield index, report
@@ -215,8 +244,8 @@ class TuningResult:
         results: One result for each setting; the first is the baseline.
         margin: How far two results may differ by chance.
         norm: The chosen S; None if every S lost too much.
-        noise: The chosen sigma; None if every sigma lost too much.
-        refusal: Why nothing was chosen; None if both were.
+        noise: The chosen sigma; None if every sigma lost too much, or if no S was chosen.
+        refusal: The reason why S or sigma was not chosen; None if both were chosen.
     """
 
     trials: tuple[Trial, ...]
@@ -233,16 +262,16 @@ class TuningResult:
 
 
 def trial_run(run: Run, proxy: Path | None, population: int | None) -> Run:
-    """Return the run that the trials are variants of: on the proxy corpus, if there is one.
+    """Return the run whose variants are the trials: the given run, moved to the proxy corpus if there is one.
 
     Args:
-        run: The run to plan.
-        proxy: The store of a proxy corpus, or None to tune on the run's own.
-        population: The declared population of the proxy.
+        run: The run to tune.
+        proxy: The store of a proxy corpus; None to tune on the run's own users.
+        population: The declared population of the proxy; None without a proxy.
 
     Raises:
-        InvalidValue: The run cannot be tuned; the proxy holds the run's own users; or the run has a budget, which
-            tuning on its own users would exceed at once.
+        InvalidValue: The run cannot be tuned; only one of `proxy` and `population` is given; the proxy holds the run's
+            own users; or the run has a budget and no proxy, and the first trial would exceed the budget.
     """
     check_can_be_tuned(run)
     if (proxy is None) != (population is None):
@@ -263,34 +292,38 @@ def trial_run(run: Run, proxy: Path | None, population: int | None) -> Run:
 def run_stages(
     run: Run, grid: Grid, allowance: Allowance, out: Path, engine: EngineChoice = EngineChoice()
 ) -> Generator[Stage, None, TuningResult | None]:
-    """Yield each stage for the caller to train, and continue when the next stage is requested.
+    """Yield each stage that is not complete. The caller trains it (`Stage.reports`) before it requests the next stage.
 
     Args:
-        run: The run that the trials are variants of (`trial_run`).
+        run: The run whose variants are the trials (`trial_run`).
         grid: The values to try.
-        allowance: What the choices may lose.
+        allowance: How much accuracy the choices may lose.
         out: The folder for the trials.
         engine: The engine that trains them.
 
     Returns:
-        The result; None if the caller left a stage unfinished. The same call then continues with it.
+        The result of the tuning; None if the caller did not finish a stage. In that case, call again to continue.
+
+    Raises:
+        InvalidValue: The run cannot be tuned.
+        RunFolderExists: `out` holds trials of another run, or of the same run on another corpus.
     """
     check_can_be_tuned(run)
     out.mkdir(parents=True, exist_ok=True)
     trials: list[Trial] = []
-    engine = replace(engine, corpus_part=None)  # trials run in one process; parts of a store are for the planned run
+    engine = replace(engine, corpus_part=None)  # trials run in one process, which needs the whole store
 
     def stage(title: str, new: Sequence[Trial]) -> Generator[Stage, None, bool]:
         """Yield the stage unless it is complete; return whether it is complete afterwards."""
         for trial in new:
-            check_same(trial)  # complete trials too: their results would be taken for this run file's
+            check_same(trial)  # also complete trials: otherwise the results of another run would be used
         trials.extend(new)
         stage = Stage(title=title, trials=tuple(new), engine=engine, out=out)
         if stage.left:
             yield stage
         return not stage.left
 
-    # The baseline and the clips do not depend on each other's results, so they are trained side by side.
+    # No trial without noise depends on the result of another, so all of them are trained side by side.
     without_noise = [*baseline_trials(run, grid, out), *clip_trials(run, grid, out)]
     if not (yield from stage("Baseline, and clipping at each S, without noise", without_noise)):
         return None
@@ -316,9 +349,12 @@ def _result(trials: list[Trial], measured: list[Result], **chosen: Any) -> Tunin
 
 
 def users_per_second(out: Path) -> float | None:
-    """Return the user updates per second of the last stage that was trained, with its evaluations; None if unknown."""
+    """Return the user updates per second of the stage that was trained last; None if unknown.
+
+    The time of the stage includes its evaluations.
+    """
     try:
         last: dict[str, Any] = json.loads((out / SPEED).read_text(encoding="utf-8").splitlines()[-1])
         return last["users"] / last["seconds"] if last["seconds"] > 0 else None
     except (OSError, ValueError, IndexError, KeyError, TypeError, RecursionError):
-        return None  # the speed is only displayed
+        return None  # the speed is only displayed, so a damaged file is not an error

@@ -2,23 +2,25 @@
 
     folder = select(candidates, "runs/best", TrialCount(mean=5))
 
-The candidates are private runs that all cost the same (one q, z and number of rounds) and differ in other values, such
-as the learning rate. `select` charges the whole selection, draws the number of trials from a geometric or Poisson
-distribution, trains that many candidates drawn at random, and keeps the one with the best accuracy on held-out users. The
-number of trials and the results of the others are secret: they are never shown, and their folders are deleted.
+The candidates are private runs with equal costs (one q, z and number of rounds) that differ in other values, such as
+the learning rate. `select` charges the whole selection, draws the number of trials from a geometric or Poisson
+distribution, trains that many candidates drawn at random, and keeps the one with the best accuracy on held-out users.
+The number of trials and the results of all other trials are secret: they are never shown, and the folders of the other
+trials are deleted.
 
-The cost is about that of two to three runs, and not of all trials, by the bound of Papernot and Steinke
-("Hyperparameter Tuning with Renyi Differential Privacy", ICLR 2022, https://arxiv.org/abs/2110.03620; Liu and Talwar
-2019 for pure epsilon). The bound holds for a number that nobody chose and nobody sees. Held-out users are not protected
-by it: the choice depends on their text.
+The selection costs about as much as two to three runs, even if there are more trials, by the bound of Papernot and
+Steinke ("Hyperparameter Tuning with Renyi Differential Privacy", ICLR 2022, https://arxiv.org/abs/2110.03620; Liu and
+Talwar 2019 for pure epsilon). The bound holds only if the number of trials is random and nobody sees it. It does not
+protect held-out users, because the choice depends on their text.
 """
 
 import glob
+import logging
 import secrets
 import shutil
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,8 +55,9 @@ from unheard.training.run import Run, run_toml
 from unheard.tuning.trials import mean_of_last
 
 TRIALS_SIDE_BY_SIDE = 8
+"""How many trials are trained at the same time."""
 SECRET = "trials"
-"""The folder of the trials, inside the unfinished output folder that only its owner may enter."""
+"""The name of the folder of the trials. It lies in the unfinished output folder, which only its owner may enter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +66,10 @@ class TrialCount:
 
     Attributes:
         mean: The mean number of trials, from 1 to 1000.
-        drawn_from: "geometric" (1, 2, ...; there is always a model) or "poisson" (0, 1, ...; there may be none).
+        drawn_from: "geometric" (1 or more trials) or "poisson" (0 or more; with 0 trials there is no model).
+
+    Raises:
+        InvalidValue: The mean is out of range, or the distribution is unknown.
     """
 
     mean: float
@@ -77,19 +83,24 @@ class TrialCount:
         )
 
     def draw(self, rng: np.random.Generator) -> int:
-        """Draw the number. `rng` must be secure: the bound does not hold against anyone who can predict the number."""
-        # DP: the mean and the distribution are those of the event below.
+        """Draw the number of trials.
+
+        Args:
+            rng: A secure generator. The bound does not hold against an adversary who can predict the number.
+        """
+        # DP: the mean and the distribution are those of the event below, which is charged.
         return int(rng.geometric(1 / self.mean) if self.drawn_from == "geometric" else rng.poisson(self.mean))
 
     def event(self, candidates: Sequence[Run]) -> Selection:
-        """Return the privacy event of the whole selection.
+        """Return the privacy event of the whole selection, which covers all trials.
 
         Raises:
-            UnprovenCombination: The candidates do not all have the same privacy cost.
+            UnprovenCombination: The candidates do not all have the same privacy cost, or one is not private.
         """
         event = _only_event(candidates[0])
         for run in candidates:
-            # DP: the bound is about repeating one mechanism. A candidate with less noise or more rounds is another one.
+            # DP: the bound is about repeating one mechanism. A candidate with less noise or more rounds is a different
+            # mechanism.
             if (_only_event(run), run.training.rounds) != (event, candidates[0].training.rounds):
                 raise UnprovenCombination(
                     "The candidates of a selection must all cost the same: one q, one z and one number of rounds. Vary what does "
@@ -113,19 +124,24 @@ def select(
 ) -> RunFolder | None:
     """Charge a selection, train a random number of candidates, and keep the best.
 
+    If the call is interrupted, the charge remains and all trials are deleted (after a kill, the next call with the same
+    `out` deletes them). Another call is charged again.
+
     Args:
-        candidates: Private runs of the same cost.
+        candidates: Private runs with equal costs, which may differ in the update, the clip and the server.
         out: The run folder to create.
         count: The distribution of the number of trials.
         engine: The engine that trains them.
 
     Returns:
         The run folder of the best candidate, whose ledger holds the charge for all trials; None if the number drawn was
-        0.
+        0, which is charged all the same.
 
     Raises:
         UnprovenCombination: The bound does not hold for these candidates, or several processes were started.
+        InvalidValue: There is no candidate, or the candidates differ in a value that they must share.
         BudgetExceeded: The selection would cost more than the budget of the run.
+        RunFolderExists: `out` is a file, or a folder that is not empty.
     """
     _check_candidates(candidates)
     _check_single_process()
@@ -141,7 +157,7 @@ def select(
     population = population_ledger_of(first, store)
     check_public_start(first, population, state)
     delete_killed_selections(out)
-    folder = RunFolder.begin(out)  # only its owner may enter it until it is moved to `out`
+    folder = RunFolder.begin(out)  # a hidden folder that only its owner may enter; `publish` moves it to `out`
     secret = folder.path / SECRET
     secret.mkdir()
     try:
@@ -158,31 +174,36 @@ def select(
             if best is None:
                 return None
             _release(*best, folder, charged, population, store, engine, count)
-            # DP: of the other trials nothing is left.
+            # DP: nothing is left of the other trials, so that nobody can see or count them.
             shutil.rmtree(secret)
         return folder.publish(out)
     finally:
-        shutil.rmtree(folder.path, ignore_errors=True)  # after `publish` it is no longer there
+        shutil.rmtree(folder.path, ignore_errors=True)  # has no effect after `publish`, which moved the folder
 
 
 def delete_killed_selections(out: str | Path) -> None:
-    """Delete the trials of selections into the same folder that were killed, which nobody may see or count."""
+    """Delete the trials that killed selections for the same output folder left behind. Nobody may see or count them."""
     target = Path(out).resolve()
     for secret in target.parent.glob(f".{glob.escape(target.name[:50])}.*.new/{SECRET}"):
         with suppress(RunFolderInUse), RunFolder(secret).locked():  # a selection that still runs holds its lock
-            # DP: a trial that was not chosen was paid for only as long as it is never seen.
+            # DP: the charge covers a trial that was not chosen only if nobody ever sees it.
             shutil.rmtree(secret.parent)
 
 
 def _check_candidates(candidates: Sequence[Run]) -> None:
-    """Check that candidates differ only in the update, the clip or the server, and that their trials are secret."""
+    """Check that the candidates differ only in the update, the clip or the server, and that none has a known seed.
+
+    Raises:
+        InvalidValue: There is no candidate, or the candidates differ in another value.
+        UnprovenCombination: A candidate has a `reproducible_seed`.
+    """
     if not candidates:
         raise InvalidValue("A selection needs at least one candidate, and none was given.")
     first = candidates[0]
     for run in candidates:
         if run.training.reproducible_seed is not None:
             raise UnprovenCombination(
-                "A selection with a reproducible_seed proves nothing: its trials could be predicted. Take the seed out."
+                "A selection with a reproducible_seed has no guarantee: its trials could be predicted. Take the seed out."
             )
         same = ("corpus", "ledger", "model", "training", "evaluation", "budget", "claimed_delta")
         different = [name for name in same if getattr(run, name) != getattr(first, name)]
@@ -194,9 +215,9 @@ def _check_candidates(candidates: Sequence[Run]) -> None:
 
 
 def _check_single_process() -> None:
-    """Raise `UnprovenCombination` in one of several processes: each would make its own selection into one folder."""
+    """Raise `UnprovenCombination` if several processes were started, since each would make its own selection."""
     if world_size() > 1:
-        # DP: the one that ends first would be kept, and that is the one with the fewest trials: no bound is for that
+        # DP: the selection that ends first would be kept, and it tends to have the fewest trials. No bound covers that
         # choice.
         raise UnprovenCombination(
             "A selection (tune --select) is made by one process, and several were started here. Start it without torchrun."
@@ -204,28 +225,41 @@ def _check_single_process() -> None:
 
 
 def _only_event(run: Run) -> PoissonGaussian:
-    """Return the event of every round of a run; raise `UnprovenCombination` if rounds differ or are not private."""
+    """Return the privacy event that all rounds of a run have in common.
+
+    Raises:
+        UnprovenCombination: The rounds have different events, or are not Poisson-sampled rounds with Gaussian noise.
+    """
     events = {plan.event() for _, plan in run.plan.phases(run.model.layout)}
     event = events.pop()
     if events or type(event) is not PoissonGaussian:
         raise UnprovenCombination(
-            "A selection is among private runs whose rounds all cost the same: Poisson sampling, a clip, Gaussian noise, and no "
-            "schedule that changes z."
+            "The candidates of a selection must be private runs whose rounds all cost the same. Use Poisson sampling, a clip, "
+            "Gaussian noise, and no schedule that changes z."
         )
     return event
 
 
 def _resolved(run: Run) -> Run:
-    """Return the run with a pinned model and absolute paths: its hash then does not depend on the current folder."""
+    """Return the run with a pinned model and absolute paths, so that it does not depend on the current folder."""
     run = pinned(run)
     return replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
 
 
 def _best(candidates: Sequence[Run], number: int, secret: Path, engine: EngineChoice) -> tuple[Run, RunFolder] | None:
-    """Train `number` candidates, each drawn uniformly with replacement, and return the one with the best score.
+    """Train `number` candidates, each drawn uniformly with replacement, and return the one with the best accuracy.
 
-    Of equal scores the first is kept. Trials are exchangeable before they are trained, so that is the same as a random
-    choice.
+    If accuracies are equal, the first trial is kept. This equals a random choice among them, because all trials are
+    drawn from the same distribution.
+
+    Args:
+        candidates: The runs to draw from.
+        number: The number of trials. Secret.
+        secret: The folder for the trials.
+        engine: The engine that trains them.
+
+    Returns:
+        The chosen run and its folder in `secret`; None if `number` is 0. The folders of all other trials are deleted.
     """
     best: tuple[float, Run, RunFolder] | None = None
     for start in range(0, number, TRIALS_SIDE_BY_SIDE):
@@ -234,12 +268,12 @@ def _best(candidates: Sequence[Run], number: int, secret: Path, engine: EngineCh
             candidates[int(secure_generator().integers(len(candidates)))]
             for _ in range(start, min(number, start + TRIALS_SIDE_BY_SIDE))
         ]
-        folders = [RunFolder(secret / secrets.token_hex(8)) for _ in chosen]  # no number: an error may name a file
-        # The population's ledger holds the whole selection. The trials are charged to a ledger that is deleted with
-        # them.
+        # Random names: an error message may contain the path, and a counter in it would reveal the number of trials.
+        folders = [RunFolder(secret / secrets.token_hex(8)) for _ in chosen]
+        # The population's ledger already holds the charge for the whole selection, so the trials are charged to a
+        # temporary ledger.
         trials = [replace(run, ledger=secret / "people.jsonl", budget=None) for run in chosen]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a warning that is printed once for each group would count the groups
+        with _silence():
             paths = [folder.path for folder in folders]
             for _ in train_together(list(zip(trials, paths, strict=True)), engine=engine):
                 pass
@@ -254,6 +288,23 @@ def _best(candidates: Sequence[Run], number: int, secret: Path, engine: EngineCh
     return None if best is None else best[1:]
 
 
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Suppress log messages and warnings in the `with` block, since they would reveal the number of trials."""
+    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "unheard"]
+    levels = {log: log.level for log in map(logging.getLogger, ("unheard", *names))}
+    # DP: neither the number of trials nor the result of a single trial is written anywhere, not even to a log.
+    for log in levels:
+        log.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, level in levels.items():
+            log.setLevel(level)
+
+
 def _release(
     run: Run,
     trial: RunFolder,
@@ -264,9 +315,20 @@ def _release(
     engine: EngineChoice,
     count: TrialCount,
 ) -> None:
-    """Write the best trial as an ordinary run folder whose ledger holds the charge for all trials."""
+    """Write the best trial as an ordinary run folder whose ledger holds the charge for all trials.
+
+    Args:
+        run: The chosen run.
+        trial: Its folder among the trials, from which vocabulary, metrics and the newest checkpoint are taken.
+        folder: The run folder to fill.
+        charged: The ledger with the charge for the selection.
+        population: The ledger of the run's users.
+        store: The store of the run.
+        engine: The engine to write into the run file.
+        count: The distribution of the number of trials, which the ledger records.
+    """
     facts = ledger_header(run, store, first_state(run))
-    facts["start"]["charges"] += 1  # the selection comes before the first round that a resumed run would charge
+    facts["start"]["charges"] += 1  # the selection is charged before the first round that a resumed run would charge
     facts["selection"] = {"mean_trials": count.mean, "drawn_from": count.drawn_from}
     ledger = Ledger.create(folder.ledger, {**facts, "run_id": run_id(charged)})
     for entry in charged.entries:
@@ -274,7 +336,8 @@ def _release(
     replace_file(folder.run_file, run_toml(run, engine).encode())
     for path in (folder.vocabulary, folder.tokens):
         replace_file(path, (trial.path / path.name).read_bytes())
-    # DP: every model of the chosen run is known only because it was chosen: each costs the whole selection.
+    # DP: every model of the chosen run is known only because it was chosen, so each evaluation gets the epsilon of the
+    # whole selection.
     total = best_epsilon(ledger.events, run.claimed_delta).epsilon
     for row in trial.read_metrics():
         folder.append_metrics({**row, "epsilon": total})

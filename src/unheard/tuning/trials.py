@@ -1,19 +1,20 @@
-"""The trial runs of a tuning and their results: variants of one run that differ in sampling, clip, estimator and noise.
+"""Defines the trials of a tuning and reads their results. Trials differ in sampling, clip, estimator and noise.
 
-`unheard tune` trains them in two stages, as section 3 of the paper ("Building towards DP") does:
+`unheard tune` trains them in two stages (baseline and clip, then noise), as in section 3 of the paper ("Building
+towards DP"):
 
     baseline_trials    a fixed number of users per round, the true average, no clip, no noise
     clip_trials        Poisson sampling and the private estimator, with each S of the grid, no noise
     noise_trials       the same at the chosen S, with each sigma of the grid
 
-All use few users per round. That much noise on so few users protects nobody, but it has the effect on accuracy that
-the same sigma has on a private run with many users per round (`output.py`).
+All use few users per round. With so few users the noise sigma gives no useful guarantee, but it costs as much accuracy
+as the same sigma in a private run with many users per round (`output.py`).
 
-Each trial is an ordinary run folder, so a tuning that was stopped continues where it was.
+Each trial is an ordinary run folder, so a tuning that was stopped continues from the checkpoints of its trials.
 
-**Results.** `results(trials)` reads AccuracyTop1 of held-out users from the trials' run folders: the mean of the last
-five evaluations, as the paper reads its curves ("smoothed over 5 evaluations"), for each repetition of a setting.
-`margin(results)` estimates, from the spread of repetitions, how far two settings may differ by chance."""
+**Results.** `results(trials)` reads AccuracyTop1 on held-out users from the trials' run folders. The accuracy of one
+repetition is the mean of its last five evaluations ("smoothed over 5 evaluations" in the paper). `margin(results)`
+estimates from the spread of repetitions how far two settings may differ by chance."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ from unheard.training.run import Run, hint_for_older_run, run_hash
 from unheard.updates.user_update import CappedWeights
 
 BASELINE, CLIP, NOISE = "baseline", "clip", "noise"
+"""The values of `Trial.stage`, which are also the names of the folders of the trials."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,10 @@ class Grid:
         norms: Values of S, tried without noise.
         noise_stds: Values of sigma, tried at the chosen S.
         users_per_round: Users per round of every trial.
-        seeds: How often each trial is repeated. One run cannot tell a difference from chance.
+        seeds: The number of repetitions of each setting. With one, a real difference cannot be told from chance.
+
+    Raises:
+        InvalidValue: A list is empty or has a value twice, or a value is out of range.
     """
 
     norms: tuple[float, ...] = (5.0, 10.0, 15.0, 20.0, 30.0)
@@ -89,7 +94,7 @@ class Trial:
 
     @property
     def setting(self) -> tuple[str, float, float]:
-        """What the repetitions of a trial have in common."""
+        """The stage, S and sigma, which all repetitions of a trial have in common."""
         return self.stage, self.norm, self.noise_std
 
     @property
@@ -99,14 +104,14 @@ class Trial:
         return names[self.stage]
 
     def is_complete(self) -> bool:
-        """Whether the last round is evaluated and saved, so that nothing is left to train."""
+        """Whether the last round of the trial has been trained, evaluated and saved."""
         folder = RunFolder(self.folder)
         rows = folder.read_metrics()
         return folder.statement.exists() and bool(rows) and rows[-1]["round"] >= self.run.training.rounds
 
 
 def check_can_be_tuned(run: Run) -> None:
-    """Raise `InvalidValue` for a run whose S or sigma changes during training: tuning chooses one of each."""
+    """Raise `InvalidValue` if S or sigma changes during the run, since tuning chooses one S and one sigma."""
     if run.plan.schedule:
         raise InvalidValue("The run file has a [[schedule]]; tuning looks for one S and one sigma. Take it out first.")
     if isinstance(run.plan.clip, AdaptiveClip):
@@ -116,9 +121,10 @@ def check_can_be_tuned(run: Run) -> None:
 
 
 def on_proxy(run: Run, corpus: Path, population: int) -> Run:
-    """Return the run on a proxy corpus, with weights and denominators scaled to the population of the proxy.
+    """Return the run on a proxy corpus, with declared weights and denominators scaled to the population of the proxy.
 
-    The ledger, delta and budget of the private run are dropped: the trials are charged to the users of the proxy.
+    The trials are charged to the users of the proxy, so the run's own ledger, delta and budget are removed. Sampling
+    and noise are placeholders: each trial sets its own.
 
     Args:
         run: The run that is tuned.
@@ -143,33 +149,40 @@ def on_proxy(run: Run, corpus: Path, population: int) -> Run:
 
 
 def check_other_population(run: Run, proxy: Path) -> None:
-    """Raise `InvalidValue` if a proxy is the run's own corpus, a copy of it, or charged to the same ledger.
+    """Raise `InvalidValue` if a proxy is the run's own store, a copy of it, or charged to the same ledger.
 
-    Nothing can be checked for a corpus that is not on this machine.
+    If one of the two stores is not on this machine, only the paths of stores and ledgers are compared.
 
     Args:
         run: The run that is tuned.
         proxy: The folder of the proxy corpus.
     """
     own = Path(run.corpus)
+    ledger = _ledger_path(proxy)
     is_same = proxy.resolve() == own.resolve()
+    is_same |= ledger is not None and ledger in (_ledger_path(own), _ledger_path(run.ledger))
     if not is_same and (own / "corpus.json").is_file() and (proxy / "corpus.json").is_file():
         stores = [TokenStore.open(path) for path in (own, proxy)]
-        is_copy = bool(
+        is_same = bool(
             (store_fingerprint(stores[0], stores[0].train) == store_fingerprint(stores[1], stores[1].train)).all()
         )
-        ledger = _ledger_path(proxy)
-        is_same = is_copy or (ledger is not None and ledger in (_ledger_path(own), _ledger_path(run.ledger)))
     if is_same:
-        # DP: what is said of a proxy's tuning, that the run's own users paid nothing, would be false.
+        # DP: the sentence that a tuning on a proxy prints, that the run's own users paid nothing, would be false.
         raise InvalidValue(
-            f"{proxy} is the run's own corpus, or holds the same users, and no proxy for it. Leave out --corpus and --population, "
-            "or give text of other users."
+            f"{proxy} cannot be the proxy: it is the run's own corpus, or holds the same users. Leave out --corpus and "
+            "--population, or give text of other users."
         )
 
 
 def _ledger_path(path: str | Path | None) -> Path | None:
-    """Return the ledger that a store's users are charged in, following it if it was joined with another."""
+    """Return the path of the ledger that users are charged to. If it was joined with another ledger, return that path.
+
+    Args:
+        path: The folder of a store, or the file of a ledger.
+
+    Returns:
+        The path; None if there is no ledger there.
+    """
     file = None if path is None else Path(path) / FILE if Path(path).is_dir() else Path(path)
     return PopulationLedger.read(file).path if file is not None and file.is_file() else None
 
@@ -178,9 +191,9 @@ def baseline_trials(run: Run, grid: Grid, out: Path) -> list[Trial]:
     """Return the trials of the non-private baseline: a fixed number of users, the true average, no clip, no noise.
 
     Args:
-        run: The run that the trials are variants of.
+        run: The run whose variants are the trials.
         grid: The values to try, the users per round and the number of seeds.
-        out: The folder for the trials.
+        out: The folder of the tuning, in which each trial gets its run folder.
     """
     plan = replace(
         run.plan,
@@ -196,9 +209,9 @@ def clip_trials(run: Run, grid: Grid, out: Path) -> list[Trial]:
     """Return one trial for each S of the grid and each seed: Poisson sampling, the private estimator, no noise.
 
     Args:
-        run: The run that the trials are variants of.
+        run: The run whose variants are the trials.
         grid: The values to try, the users per round and the number of seeds.
-        out: The folder for the trials.
+        out: The folder of the tuning, in which each trial gets its run folder.
     """
     trials = []
     for norm in grid.norms:
@@ -208,12 +221,12 @@ def clip_trials(run: Run, grid: Grid, out: Path) -> list[Trial]:
 
 
 def noise_trials(run: Run, grid: Grid, out: Path, norm: float) -> list[Trial]:
-    """Return one trial for each sigma of the grid and each seed, at one S.
+    """Return one trial for each sigma of the grid and each seed, all with the chosen S.
 
     Args:
-        run: The run that the trials are variants of.
+        run: The run whose variants are the trials.
         grid: The values to try, the users per round and the number of seeds.
-        out: The folder for the trials.
+        out: The folder of the tuning, in which each trial gets its run folder.
         norm: The chosen S.
     """
     trials = []
@@ -224,7 +237,7 @@ def noise_trials(run: Run, grid: Grid, out: Path, norm: float) -> list[Trial]:
 
 
 def clip_at(clip: Clip | AdaptiveClip, norm: float) -> Clip:
-    """Return the clip of a run at another S; a flat clip if the run has none.
+    """Return the clip of a run with another S; a flat clip if the run has no clip or an adaptive clip.
 
     Args:
         clip: The clip of the run.
@@ -251,7 +264,7 @@ def check_same(trial: Trial) -> None:
 
 
 def _poisson_plan(run: Run, grid: Grid) -> Plan:
-    """Plan of the run with the sampling of the grid, and without noise."""
+    """Return the plan of the run with Poisson sampling at the grid's users per round, and without noise."""
     return replace(
         run.plan,
         sampling=PoissonSampling(users_per_round=grid.users_per_round),
@@ -263,9 +276,10 @@ def _poisson_plan(run: Run, grid: Grid) -> Plan:
 def _repetitions(
     run: Run, plan: Plan, stage: str, norm: float, noise_std: float, grid: Grid, out: Path
 ) -> Iterator[Trial]:
-    """Yield one trial for each repetition.
+    """Yield one trial for each repetition of a setting.
 
-    Repetitions of a run with a reproducible seed get consecutive seeds; others differ because they draw securely.
+    If the run has a reproducible seed, the repetitions get consecutive seeds. Otherwise each repetition draws its
+    randomness from the operating system, so repetitions differ anyway.
     """
     for number in range(1, grid.seeds + 1):
         training = run.training
@@ -277,6 +291,7 @@ def _repetitions(
 
 
 CONFIDENCE = 0.95
+"""The confidence level of `margin`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +303,7 @@ class Result:
         norm: S; infinite without a clip.
         noise_std: sigma; 0 without noise.
         name: The setting in words.
-        last: For each repetition, up to the last five evaluations of AccuracyTop1, as fractions.
+        last: For each repetition, AccuracyTop1 at its last evaluations (at most five), as fractions.
     """
 
     stage: str
@@ -299,12 +314,12 @@ class Result:
 
     @property
     def of_seeds(self) -> list[float]:
-        """The smoothed accuracy of each repetition."""
+        """The accuracy of each repetition: the mean of its last evaluations."""
         return [math.fsum(values) / len(values) for values in self.last]
 
     @property
     def accuracy(self) -> float:
-        """The mean over all repetitions."""
+        """The accuracy of the setting: the mean over all repetitions."""
         return math.fsum(self.of_seeds) / len(self.last)
 
     def loss_against(self, other: "Result") -> float:
@@ -314,11 +329,11 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """How far two settings may differ by chance.
+    """How far the accuracies of two settings may differ by chance.
 
     Attributes:
         points: The margin in percentage points of AccuracyTop1; None if it cannot be estimated.
-        of_seeds: True if the margin was estimated from repeated runs. False if it was estimated from the last
+        of_seeds: Whether the margin was estimated from repeated runs. If False, it was estimated from the last
             evaluations of single runs, which do not show how much another run would differ.
     """
 
@@ -326,12 +341,12 @@ class Margin:
     of_seeds: bool
 
     def hides(self, difference: float) -> bool:
-        """Whether a difference may be chance."""
+        """Whether a difference, in percentage points, may be due to chance. True if the margin is unknown."""
         return self.points is None or abs(difference) < self.points
 
     @property
     def sentence(self) -> str:
-        """The margin in words."""
+        """The margin as a sentence for the user, with advice if it is unknown or uncertain."""
         if self.points is None:
             return "With one evaluation of one run each, no difference can be told from chance: use --seeds 3 and more evaluations."
         if self.of_seeds:
@@ -340,13 +355,19 @@ class Margin:
                 f"({CONFIDENCE:.0%} margin)."
             )
         return (
-            f"Differences under {self.points:.2f} points are within noise, and perhaps larger ones too: that is only how much the "
-            "last evaluations of one run differ. --seeds 3 measures how much another run would differ."
+            f"Differences under {self.points:.2f} points are within noise, and perhaps larger ones too: this margin shows only how "
+            "much the last evaluations of one run differ. --seeds 3 measures how much another run would differ."
         )
 
 
 def results(trials: Sequence[Trial]) -> list[Result]:
-    """Return one result for each setting, in the order of the trials. Repetitions of a setting must be adjacent."""
+    """Read the result of each setting from the run folders, in the order of the trials.
+
+    Repetitions of a setting must be adjacent in `trials`.
+
+    Raises:
+        InvalidValue: A trial has no evaluation.
+    """
     grouped = []
     for (stage, norm, std), group in groupby(trials, key=lambda trial: trial.setting):
         repetitions = list(group)
@@ -356,7 +377,11 @@ def results(trials: Sequence[Trial]) -> list[Result]:
 
 
 def margin(results: Iterable[Result]) -> Margin:
-    """Estimate the margin for the difference of two means, by Student's t with the pooled variance of all settings."""
+    """Estimate how far the means of two settings may differ by chance, with a confidence of 95 %.
+
+    Uses Student's t with the variance within settings, pooled over all settings. If a setting has several repetitions,
+    only the spread of repetitions counts; otherwise the spread of each run's last evaluations.
+    """
     results = list(results)
     of_seeds = any(len(result.last) > 1 for result in results)
     groups = [result.of_seeds for result in results] if of_seeds else [list(v) for r in results for v in r.last]
@@ -373,14 +398,23 @@ def margin(results: Iterable[Result]) -> Margin:
 
 
 def mean_of_last(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the smoothed AccuracyTop1 of one run from its metrics; -1 if it was never evaluated or is not finite."""
+    """Return the mean of the last five AccuracyTop1 values in a run's metrics; -1 if there is none or it is not finite.
+
+    The value -1 is below every accuracy, so a selection never prefers such a run.
+    """
     values = [row["accuracy_top1"] for row in rows[-SMOOTHED_OVER:]]
     mean = math.fsum(values) / len(values) if values else -1.0
     return mean if math.isfinite(mean) else -1.0
 
 
 def _last_evaluations(trial: Trial) -> tuple[float, ...]:
-    """Return up to five evaluations, none after the trial's last round: an earlier tuning may have trained longer."""
+    """Return AccuracyTop1 of the last evaluations of a trial, at most five.
+
+    Evaluations after the trial's last round are ignored: an earlier tuning with more rounds may have written them.
+
+    Raises:
+        InvalidValue: The trial has no evaluation.
+    """
     rows = [row for row in RunFolder(trial.folder).read_metrics() if row["round"] <= trial.run.training.rounds]
     values = tuple(row["accuracy_top1"] for row in rows[-SMOOTHED_OVER:])
     if not values:

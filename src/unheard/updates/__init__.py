@@ -1,1 +1,1 @@
-"""User updates: one user's data in, the batches and the weight of that user out."""
+"""User updates: read the data of a user, divide it into batches for the local steps, and compute the user's weight."""

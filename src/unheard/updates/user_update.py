@@ -1,11 +1,11 @@
-"""What one user contributes to a round: the user's data, the local update that is computed on it, and its weight.
+"""Defines what one user contributes to a round: the user's data, the local update computed on it, and its weight.
 
-**The data.** `StoredUsers` is a cohort: a sequence of `User` that reads the text of its users from the store when they
-are first accessed. How many tokens each user has is known without reading (`lengths`), so that a cohort can be divided
-among ranks before any of them reads. `windows_of` and `batches_of` divide a token stream into windows of T + 1 tokens,
-[K, T + 1], and batches, [S, B, T + 1], padded with PAD. In the paper: section 3, "a local batch size of B = 8, an unroll
-size of 10 tokens": 80 tokens per batch, so a user's 1,600 tokens are 20 batches. What the paper leaves open is decided
-in docs/decisions/0003-batches-of-a-user.md.
+**The data.** `StoredUsers` is a cohort: a sequence of `User` that reads the text of its users from the store at the
+first access. `lengths` returns the number of tokens of each user without reading the text, so that a cohort can be
+divided among ranks before any rank reads. `windows_of` divides a user's tokens into windows of T + 1 tokens,
+[K, T + 1], and `batches_of` groups the windows into batches, [S, B, T + 1]; both pad with PAD. In the paper: section 3,
+"a local batch size of B = 8, an unroll size of 10 tokens", which is 80 tokens per batch and 20 batches for a user with
+1,600 tokens. docs/decisions/0003-batches-of-a-user.md decides what the paper leaves open.
 
     >>> windows_of(np.arange(6), unroll=2)
     array([[ 0,  1,  2],
@@ -13,27 +13,27 @@ in docs/decisions/0003-batches-of-a-user.md.
            [ 4,  5, -1]])
 
 **The update.** With `FedAvg` each user takes many local steps on their own text (UserUpdateFedAvg of Algorithm 1). The
-class defines which batches a user steps through and with which learning rate; the engines take the steps and clip after
-each (engines/reference.py follows the pseudocode line by line).
+class defines the batches of the local steps and the learning rate. The engines take the steps and clip after each step
+(engines/reference.py follows the pseudocode line by line).
 
     >>> FedAvg(batch_size=2, unroll=5).batches(User(np.arange(23)), seed=0).shape  # [steps, batch, unroll + 1]
     (3, 2, 6)
 
 With `FedSGD` each user contributes one gradient. In the paper: UserUpdateFedSGD of Algorithm 1, and appendix,
-"Experiments with SGD" (B = the user's whole data). It is one local step, so the engines compute it as they compute
-FedAvg: theta0 - eta * gradient, clipped, minus theta0.
+"Experiments with SGD" (B = the user's whole data). The engines compute it like FedAvg with a single local step: the
+delta is theta0 - eta * gradient, clipped, minus theta0.
 
     >>> FedSGD(unroll=5).batches(User(np.arange(23)), seed=0).shape  # one batch of all of the user's windows
     (1, 5, 6)
 
 `stacked_batches` computes the batches of many users in a few array operations. Input: users and their update. Output:
-windows [U, S, B, T + 1] padded with PAD, and how many of the S batches each user has. The windows are those of
-`update.batches(user, seed)`, user by user (a test compares them); only the padding of a user's last batches may differ,
-where nothing is predicted.
+windows [U, S, B, T + 1] padded with PAD, and how many of the S batches each user has. The windows are the same as those
+of `update.batches(user, seed)` for each user (a test compares them). Only the amount of padding may differ.
 
-**The weight.** w_k = min(n_k / w-hat, 1), always in [0, 1], as fixed-point integers in units of 2^-30, so that sums of
-weights are exact in any order. In the paper: Algorithm 1, "per-user example cap w-hat", and W = sum of w_k. W depends on
-the users, so it is declared in the run file and never computed from the store.
+**The weight.** w_k = min(n_k / w-hat, 1) is always in [0, 1]. Weights are fixed-point integers in units of 2^-30, so
+that a sum of weights does not depend on the order of the users. In the paper: Algorithm 1, "per-user example cap
+w-hat", and W = sum of w_k. The true W would reveal something about the users, so W is declared in the run file and
+never computed from the store.
 
     >>> CappedWeights(weight_cap=100, total_weight=5000.0).units(np.array([50, 200])) / ONE
     array([0.5, 1. ])
@@ -52,28 +52,33 @@ from unheard.models.model import PAD, LanguageModel
 from unheard.randomness import reproducible_generator
 
 ONE = 2**30
-"""The weight 1, in fixed-point units."""
+"""The fixed-point integer that stands for the weight 1."""
 
 
 @dataclass(frozen=True)
 class User:
-    """The data of one user: tokens in the order written, and features if the model takes them."""
+    """The data of one user: token ids in the order written, and the user's features if the model takes features."""
 
-    # DP: what a user wrote does not show when a User, or what holds one, is printed or ends up in a message.
+    # DP: repr=False, so that what a user wrote does not show when a User, or what holds one, is printed or ends up in
+    # a message.
     tokens: np.ndarray = field(repr=False)
     features: np.ndarray | None = field(default=None, repr=False)
     number: int = field(default=0, repr=False)
-    """The number of the user in the store."""
+    """The number of the user in their split of the store, from 0."""
 
 
 def windows_of(tokens: np.ndarray, unroll: int) -> np.ndarray:
-    """Consecutive windows [K, unroll + 1].
+    """Divide a user's tokens into consecutive windows.
 
-    Each begins with the last token of the window before, so that every token but the first is a target exactly once.
+    Each window begins with the last token of the previous window, so that every token except the first is a target
+    exactly once.
 
     Args:
         tokens: One user's tokens in the order written.
         unroll: T, the number of targets of a window.
+
+    Returns:
+        Windows, int64 [K, unroll + 1]; the last is padded with PAD. K is 0 if there are fewer than two tokens.
     """
     num_targets = max(len(tokens) - 1, 0)
     num_windows = -(-num_targets // unroll)
@@ -85,11 +90,14 @@ def windows_of(tokens: np.ndarray, unroll: int) -> np.ndarray:
 
 
 def batches_of(windows_KW: np.ndarray, batch_size: int) -> np.ndarray:
-    """Consecutive batches [S, batch_size, W]; the last batch is padded with empty windows.
+    """Group a user's windows into consecutive batches.
 
     Args:
         windows_KW: One user's windows.
         batch_size: B, windows per batch.
+
+    Returns:
+        Batches, int64 [S, batch_size, W]. The last batch is filled up with windows that contain only PAD.
     """
     num_batches = -(-len(windows_KW) // batch_size)
     filled = np.full((num_batches * batch_size, windows_KW.shape[1]), PAD, dtype=np.int64)
@@ -98,7 +106,9 @@ def batches_of(windows_KW: np.ndarray, batch_size: int) -> np.ndarray:
 
 
 class StoredUsers(Sequence[User]):
-    """Some users of one split, read at the first access. A part of them (`users[2:5]`, `chosen`) is read separately.
+    """Some users of one split, for example a cohort. Their text is read at the first access and then kept.
+
+    A slice (`users[2:5]`) or a choice (`chosen`) is a new object that reads its own users.
 
     Args:
         source: The split of a store.
@@ -118,15 +128,18 @@ class StoredUsers(Sequence[User]):
         return read_users(self.source, self.numbers_U, self.with_features)
 
     def concatenated(self) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of all users in one array, and the number of tokens of each; read anew at each call."""
+        """Return the tokens of all users in one array, and the number of tokens of each user, int64 [U].
+
+        Each call reads the store again; nothing is kept.
+        """
         return self.source.concatenated(self.numbers_U)
 
     def lengths(self) -> np.ndarray:
-        """The number of tokens of each user; only offsets are read."""
+        """Return the number of tokens of each user, int64 [U]. Reads the offsets of the store, not the text."""
         return self.source.lengths(self.numbers_U)
 
     def chosen(self, which_U: np.ndarray) -> "StoredUsers":
-        """Some of the users, by a mask or by positions."""
+        """Return some of these users: `which_U` is a boolean mask, or an array of positions in this sequence."""
         return StoredUsers(self.source, self.numbers_U[which_U], with_features=self.with_features)
 
     def __len__(self) -> int:
@@ -148,7 +161,7 @@ class StoredUsers(Sequence[User]):
 
 
 def concatenated_tokens(users: Sequence[User]) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of all users in one array, user after user, and the number of tokens of each, int64 [U]."""
+    """Return the tokens of all users in one array, user after user, and the number of tokens of each, int64 [U]."""
     if isinstance(users, StoredUsers):
         return users.concatenated()
     tokens = [user.tokens for user in users]
@@ -156,20 +169,22 @@ def concatenated_tokens(users: Sequence[User]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def token_counts(users: Sequence[User]) -> np.ndarray:
-    """The number of tokens of each user, int64 [U]."""
+    """Return the number of tokens of each user, int64 [U]."""
     if isinstance(users, StoredUsers):
         return users.lengths()
     return np.array([len(user.tokens) for user in users], dtype=np.int64)
 
 
 class StoredExamples(Sequence[User]):
-    """Single windows of users, each as one `User`, for sampling of examples; read at the first access.
+    """The examples drawn in one round of example-level sampling. Each example, one window, appears as a `User`.
+
+    The text is read from the store at the first access.
 
     Args:
         source: The split of a store.
-        user_E: The number of the user of each example.
-        window_E: The number of the window in that user's text.
-        unroll: Tokens of a window.
+        user_E: For each example, the number of the user who wrote it.
+        window_E: For each example, the number of its window in that user's text, from 0.
+        unroll: T, the number of targets of a window.
     """
 
     # DP: no repr of its own: who was drawn does not show when a cohort is printed or ends up in a message.
@@ -178,7 +193,7 @@ class StoredExamples(Sequence[User]):
 
     @cached_property
     def _read(self) -> list[User]:
-        """Read the windows of all examples, each user's text once."""
+        """Read the windows of all examples. The text of a user with several examples is read only once."""
         numbers_U, which_E = np.unique(self.user_E, return_inverse=True)
         tokens = self.source.users(numbers_U)
         starts_E = self.window_E * self.unroll
@@ -203,7 +218,7 @@ class StoredExamples(Sequence[User]):
 
 
 def read_users(source: UserTokens, numbers_U: np.ndarray, with_features: bool) -> list[User]:
-    """The users with their tokens, and with their features if asked for.
+    """Read users from a store, with their tokens and optionally with their features.
 
     Args:
         source: The split of a store.
@@ -217,7 +232,7 @@ def read_users(source: UserTokens, numbers_U: np.ndarray, with_features: bool) -
 
 
 def users_in_turn(source: UserTokens, model: LanguageModel) -> Iterator[User]:
-    """All users of a split in order, read 64 at a time."""
+    """Yield all users of a split in order, with features if the model takes them. Reads 64 users at a time."""
     for start in range(0, source.num_users, 64):
         numbers_U = np.arange(start, min(start + 64, source.num_users))
         yield from read_users(source, numbers_U, bool(model.user_features))
@@ -228,15 +243,15 @@ class FedAvg:
     """The local training of a user by FederatedAveraging. The defaults are the paper's.
 
     Args:
-        batch_size: B, sequences per local batch.
-        unroll: T, tokens per sequence.
+        batch_size: B, windows per local batch.
+        unroll: T, tokens per window.
         epochs: E, passes over the user's text.
         learning_rate: eta of the local steps.
-        update_penalty: lambda of an L2 penalty lambda/2 ||theta - theta0||^2 on the update, which the paper tried
-            without effect (appendix).
+        update_penalty: lambda of an L2 penalty lambda/2 ||theta - theta0||^2 on the update. The paper tried it and
+            found no effect (appendix).
 
     Raises:
-        InvalidValue: For a number out of range.
+        InvalidValue: A value is out of range.
 
     Example:
         >>> update = FedAvg(batch_size=8, unroll=10, epochs=1)
@@ -259,34 +274,39 @@ class FedAvg:
         require(0 <= self.update_penalty <= LARGEST_NUMBER, "update_penalty must be 0 or more.")
 
     def batches(self, user: User, seed: int) -> np.ndarray:
-        """Return the batches of the user's local steps, [S, B, T + 1].
+        """Return the batches of the user's local steps, [S, B, T + 1], in the order in which the steps take them.
 
-        They are E passes over the text in the order in which it was written. Nothing is random.
+        The batches are E passes over the text in the order in which it was written. `seed` is not used: nothing is
+        random.
         """
         once_SBW = batches_of(windows_of(user.tokens, self.unroll), self.batch_size)
         return np.tile(once_SBW, (self.epochs, 1, 1))
 
     def cost(self, num_tokens_U: np.ndarray) -> np.ndarray:
-        """About the time of each user's update in local steps, and one more for clip and sum; balances the load."""
+        """Estimate the time of each user's update, in units of one local step, float64 [U].
+
+        The estimate is the number of local steps plus 1 for the clip and the sum. It serves to divide a cohort evenly
+        among ranks.
+        """
         targets_U = np.maximum(np.asarray(num_tokens_U, dtype=np.int64) - 1, 0)
         return 1.0 + self.epochs * -(-targets_U // (self.batch_size * self.unroll))
 
     def at_learning_rate(self, learning_rate: float) -> "FedAvg":
-        """Return this update with another learning rate. A schedule calls it."""
+        """Return this update with another learning rate. A plan with a schedule calls it at each change."""
         return replace(self, learning_rate=learning_rate)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedSGD:
-    """One gradient of a user, on all or on some of their text.
+    """The update that consists of one gradient, computed on all or on some of a user's text.
 
     Args:
-        batch_size: Windows drawn from the user's own; None: all of them.
+        batch_size: The number of windows to draw at random from the user's text; None to use all windows.
         unroll: T, tokens per window.
         learning_rate: eta, the factor of the gradient.
 
     Raises:
-        InvalidValue: For a number out of range.
+        InvalidValue: A value is out of range.
 
     Example:
         >>> user = User(np.arange(3, 1603), None, 0)  # 1,600 tokens
@@ -297,7 +317,8 @@ class FedSGD:
     batch_size: int | None = None
     unroll: int = 10
     learning_rate: float = 6.0
-    update_penalty = 0.0  # the first step starts at theta0, where a penalty on theta - theta0 has no gradient
+    # Not a field: the only step starts at theta0, where a penalty on theta - theta0 has no gradient.
+    update_penalty = 0.0
 
     def __post_init__(self) -> None:
         in_range = self.batch_size is None or 1 <= self.batch_size <= 10**6
@@ -306,54 +327,66 @@ class FedSGD:
         require_positive(learning_rate=self.learning_rate)
 
     def batches(self, user: User, seed: int) -> np.ndarray:
-        """One batch, [1, B, T + 1], or none if the user has no target. `seed` is the seed of the round's batches."""
+        """Return the user's only batch, [1, B, T + 1]; [0, B, T + 1] if the user has no target.
+
+        Without `batch_size`, B is the number of the user's windows, rounded up; the added windows contain only PAD.
+
+        Args:
+            user: The user.
+            seed: The seed of the round's batches. The windows depend on this seed and on this user only.
+        """
         windows_KW = windows_of(user.tokens, self.unroll)
         if self.batch_size is not None and len(windows_KW) > self.batch_size:
-            # DP: a stream for each user, so that what one draws does not move what another draws.
+            # DP: a stream for each user, so that one user's presence does not change the windows of another user.
             rng = reproducible_generator(seed, "batch", user.number)
             windows_KW = windows_KW[np.sort(rng.choice(len(windows_KW), size=self.batch_size, replace=False))]
         return batches_of(windows_KW, self.batch_size or _windows_of_batch(len(windows_KW)))
 
     def cost(self, num_tokens_U: np.ndarray) -> np.ndarray:
-        """About the time of each user's update in local steps of FedAvg's default size (see `FedAvg.cost`)."""
+        """Estimate the time of each user's update, in local steps of FedAvg with its default batches of 8 windows.
+
+        As in `FedAvg.cost`, 1 is added for the clip and the sum.
+        """
         targets_U = np.maximum(np.asarray(num_tokens_U, dtype=np.int64) - 1, 0)
         windows_U = -(-targets_U // self.unroll)
         return 1.0 + (windows_U if self.batch_size is None else np.minimum(windows_U, self.batch_size)) / 8
 
     def at_learning_rate(self, learning_rate: float) -> "FedSGD":
-        """Return this update with another learning rate. A schedule calls it."""
+        """Return this update with another learning rate. A plan with a schedule calls it at each change."""
         return replace(self, learning_rate=learning_rate)
 
 
 def _windows_of_batch(windows: int) -> int:
-    """The size of a batch of all of a user's windows, rounded up to one of a few sizes.
+    """Return the size of the batch that holds all windows of a user: `windows`, rounded up to one of a few sizes.
 
-    At most a quarter of the batch is empty windows.
-
-    Engines process users with batches of one size together. The size depends on this user alone.
+    Engines process users with equal batch sizes together, so few sizes mean large groups. At most a quarter of the
+    batch is padding. The size depends on this user only, not on the rest of the cohort.
     """
     step = 2 ** max(windows.bit_length() - 3, 0)
     return max(-(-windows // step) * step, 1)
 
 
 _LONG_ROW = 400
-"""Tokens per row from which on rows are filled one by one."""
+"""The row length, in tokens, from which `_rows` copies user by user. Below it, one masked assignment is faster."""
 
 
 def stacked_batches(update: FedAvg | FedSGD, users: Sequence[User], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Windows int32 [U, S, B, T + 1], and the number of batches of each user, int64 [U].
+    """Compute the batches of many users at once.
 
     Args:
         update: What each user computes.
         users: The users of a chunk.
-        seed: The seed of FedSGD's batches.
+        seed: The seed of the round's batches, for FedSGD; FedAvg does not use it.
+
+    Returns:
+        Windows, int32 [U, S, B, T + 1], padded with PAD, where S and B are the largest that any user needs; and the
+        number of batches of each user, int64 [U]. A user's further batches are padding or repetitions: ignore them.
     """
     if isinstance(update, FedAvg):
         return _consecutive(update, users)
     batches = [update.batches(user, seed) for user in users]
     S = max((len(b) for b in batches), default=0)
-    # An empty cohort has the shape of any other, so that it does not change how other runs, or other ranks, are
-    # processed.
+    # With a fixed batch size even an empty cohort has this B: it must not change how other runs or ranks are processed.
     B = update.batch_size or max((b.shape[1] for b in batches), default=0)
     windows_USBW = padded_batches(batches, (len(users), S, B, update.unroll + 1), np.int32)
     return windows_USBW, np.array([len(b) for b in batches], dtype=np.int64)
@@ -362,12 +395,12 @@ def stacked_batches(update: FedAvg | FedSGD, users: Sequence[User], seed: int) -
 def padded_batches(
     batches: Sequence[np.ndarray], shape: tuple[int, int, int, int], dtype: type[np.integer]
 ) -> np.ndarray:
-    """Users' batches as one array [U, S, B, W], padded with PAD. The shape may have more rows than there are users.
+    """Copy the batches of several users into one array [U, S, B, W] that is padded with PAD.
 
     Args:
-        batches: The batches [S, B, W] of each user.
-        shape: The shape of the result.
-        dtype: The type of the result.
+        batches: The batches of each user; their S and B may differ.
+        shape: The shape of the result. U may be larger than the number of users; the further rows are all PAD.
+        dtype: The integer type of the result.
     """
     windows_USBW = np.full(shape, PAD, dtype=dtype)
     for row, b in zip(windows_USBW, batches, strict=False):
@@ -376,7 +409,10 @@ def padded_batches(
 
 
 def _consecutive(update: FedAvg, users: Sequence[User]) -> tuple[np.ndarray, np.ndarray]:
-    """The batches of FedAvg. Its windows are consecutive in a user's text, so they are a view of it."""
+    """Return the result of `stacked_batches` for FedAvg.
+
+    The windows are consecutive in a user's text, so they are taken from a strided view of the text, without a loop.
+    """
     B, T = update.batch_size, update.unroll
     tokens, lengths_U = concatenated_tokens(users)
     once_U = -(-np.maximum(lengths_U - 1, 0) // (B * T))
@@ -386,13 +422,19 @@ def _consecutive(update: FedAvg, users: Sequence[User]) -> tuple[np.ndarray, np.
     windows_USBW = np.array(view_UKW).reshape(len(users), S, B, T + 1)
     if update.epochs == 1:
         return windows_USBW, once_U
-    # A user's further passes begin where the user's own first pass ends, however many batches other users have.
+    # Each user's second pass follows directly after the first, even if another user has a longer first pass.
     which_US = np.arange(S * update.epochs)[None] % np.maximum(once_U, 1)[:, None]
     return np.take_along_axis(windows_USBW, which_US[:, :, None, None], axis=1), once_U * update.epochs
 
 
 def _rows(tokens: np.ndarray, lengths_U: np.ndarray, L: int) -> np.ndarray:
-    """The tokens of all users with one row per user, int32 [U, L], padded with PAD."""
+    """Copy the concatenated tokens of all users into rows, one per user: int32 [U, L], padded with PAD.
+
+    Args:
+        tokens: The tokens of all users, user after user.
+        lengths_U: The number of tokens of each user, at most L.
+        L: The length of a row.
+    """
     tokens_UL = np.full((len(lengths_U), L), PAD, dtype=np.int32)
     if L < _LONG_ROW:
         tokens_UL[np.arange(L) < lengths_U[:, None]] = tokens
@@ -405,7 +447,7 @@ def _rows(tokens: np.ndarray, lengths_U: np.ndarray, L: int) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class EqualWeights:
-    """w_k = 1 for every user, so W is the declared population.
+    """Gives every user the weight w_k = 1. Then W, the sum of all weights, is the declared population.
 
     Example:
         >>> EqualWeights().total(population=1_000_000)
@@ -413,25 +455,25 @@ class EqualWeights:
     """
 
     def units(self, num_tokens_U: np.ndarray) -> np.ndarray:
-        """w_k of each user in units of 2^-30, int64."""
+        """Return w_k of each user in units of 2^-30, int64 [U]."""
         return np.full(len(num_tokens_U), ONE, dtype=np.int64)
 
     def total(self, population: int) -> float:
-        """W, from declared numbers only."""
+        """Return W, the sum of all users' weights, computed from declared numbers only."""
         return float(population)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CappedWeights:
-    """w_k = min(n_k / weight_cap, 1), where n_k is the number of the user's tokens.
+    """Gives each user the weight w_k = min(n_k / weight_cap, 1), where n_k is the number of the user's tokens.
 
     Args:
-        weight_cap: w-hat, the number of tokens from which on a user has weight 1.
-        total_weight: W as declared: your estimate of the sum of all users' weights, from public knowledge or from a
+        weight_cap: w-hat. A user with at least this many tokens has weight 1.
+        total_weight: The declared W: your estimate of the sum of all users' weights, from public knowledge or from a
             count that was charged to a ledger.
 
     Raises:
-        InvalidValue: Unless both are above 0.
+        InvalidValue: A value is not above 0.
 
     Example:
         >>> weights = CappedWeights(weight_cap=1600, total_weight=500_000)
@@ -446,7 +488,7 @@ class CappedWeights:
         require_positive(weight_cap=self.weight_cap, total_weight=self.total_weight)
 
     def units(self, num_tokens_U: np.ndarray) -> np.ndarray:
-        """w_k of each user in units of 2^-30, int64, rounded down."""
+        """Return w_k of each user in units of 2^-30, rounded down, int64 [U]."""
         # DP: the minimum with 1 bounds what a user with much text can add; floor() so that rounding never raises a
         # weight.
         return np.floor(np.minimum(np.asarray(num_tokens_U, dtype=np.float64) / self.weight_cap, 1.0) * ONE).astype(
@@ -454,5 +496,5 @@ class CappedWeights:
         )
 
     def total(self, population: int) -> float:
-        """W, from declared numbers only."""
+        """Return the declared W. `population` is not used."""
         return self.total_weight

@@ -119,7 +119,7 @@ def test_another_corpus_on_a_rank_is_refused(seeded, parts, store, tmp_path):
     def lead(ranks):
         list(unheard.train(seeded, tmp_path / "r", engine=engine, ranks=ranks))
 
-    with pytest.raises(LeaderFailed, match="Rank 1 has another corpus"):
+    with pytest.raises(LeaderFailed, match="Rank 1 has another store"):
         on_ranks(2, lead)
 
 
@@ -137,7 +137,7 @@ def test_parts_of_another_store_than_the_one_that_is_charged_are_refused(seeded,
     def lead(ranks):
         list(unheard.train(seeded, tmp_path / "r", engine=engine, ranks=ranks))
 
-    with pytest.raises(LeaderFailed, match="Rank 0 has another corpus than the run's"):
+    with pytest.raises(LeaderFailed, match="Rank 0 has another store than the run's"):
         on_ranks(2, lead)
 
 
@@ -163,7 +163,7 @@ def test_a_copy_that_numbers_equally_long_users_otherwise_is_refused(seeded, sto
     def lead(ranks):
         list(unheard.train(run, tmp_path / "r", engine=engine, ranks=ranks))
 
-    with pytest.raises(LeaderFailed, match="Rank 1 has another corpus"):
+    with pytest.raises(LeaderFailed, match="Rank 1 has another store"):
         on_ranks(2, lead)
 
 
@@ -187,7 +187,7 @@ def test_a_copy_that_knows_other_things_about_its_users_is_refused(store, tmp_pa
         looks.append(look(copy))
     whole = TokenStore.open(tmp_path / "whole-0")
     assert shard_holders([looks[0], look(whole)], whole).any()
-    with pytest.raises(CorpusError, match="Rank 1 has another corpus"):
+    with pytest.raises(CorpusError, match="Rank 1 has another store"):
         shard_holders(looks, whole)
 
 
@@ -204,7 +204,7 @@ def test_a_part_whose_text_was_replaced_is_refused(seeded, parts, tmp_path):
     def lead(ranks):
         list(unheard.train(seeded, tmp_path / "r", engine=engine, ranks=ranks))
 
-    with pytest.raises(LeaderFailed, match="not the part that was made"):
+    with pytest.raises(LeaderFailed, match="differs from its whole store"):
         on_ranks(PARTS, lead)
 
 
@@ -246,7 +246,7 @@ def test_a_part_has_no_ledger_of_its_own(seeded, whole, parts, tmp_path):
 
         return work
 
-    with pytest.raises(LeaderFailed, match="ledger of its users lies with the whole one"):
+    with pytest.raises(LeaderFailed, match="ledger of its users belongs to the whole one"):
         on_ranks(PARTS, lead(None))
     assert not (tmp_path / "r").exists()
     forget_charges(whole.path)
@@ -280,7 +280,7 @@ def test_other_files_in_the_stores_folder_are_not_copied(whole, tmp_path):
 
 def test_tokens_that_are_lost_from_a_whole_store_are_still_damage(whole):
     (whole.path / "train" / "00002.tokens").unlink()
-    with pytest.raises(CorpusError, match="missing beside its offsets"):
+    with pytest.raises(CorpusError, match=r"missing, but its \.offsets file exists"):
         TokenStore.open(whole.path)
 
 

@@ -134,7 +134,7 @@ def test_a_rank_that_sums_others_than_it_was_asked_for_is_found_out(store, model
         return built.sum_updates(model.initial(0), users, now, reproducible_generator(0)).units_P.numpy()
 
     if is_refused:
-        with pytest.raises(LeaderFailed, match="RankError: The ranks did not sum the users that were drawn"):
+        with pytest.raises(LeaderFailed, match="RankError: The ranks did not sum each drawn user exactly once"):
             on_ranks(2, lead, follow)
     else:
         assert np.array_equal(on_ranks(2, lead, follow), lead(None))

@@ -1,5 +1,6 @@
 """The packed computation of Hugging Face models against the reference engine, which is a plain loop over users."""
 
+import math
 import warnings
 
 import numpy as np
@@ -14,7 +15,7 @@ from unheard.engines.engine import Drawn
 from unheard.engines.packed import PackedCohorts
 from unheard.engines.reference import ReferenceEngine
 from unheard.errors import ModelError
-from unheard.models.packed import CannotPack
+from unheard.models.packed import CannotPack, PackedModel
 from unheard.updates.user_update import User
 
 from .conftest import model_of, other_base
@@ -116,6 +117,42 @@ def test_per_layer_clips_and_counts_of_clipped_users_are_those_of_the_reference(
         assert given.balance == expected.balance
 
 
+@pytest.mark.parametrize("norm", [0.1, 0.2])
+def test_weights_and_counts_are_those_of_each_user_in_whatever_place_they_are(llama, norm):
+    """Two places for eight users: who was clipped, and how much text they have, does not stay in a place."""
+    model = model_of(llama, "lora")
+    users, params = users_of(model, LENGTHS[:8]), start_of(model)
+    clip = unheard.AdaptiveClip(initial_norm=norm, quantile=0.5, learning_rate=0.2)
+    counted = plan_of(model, clip=clip)
+    weighted = plan_of(model, weights=unheard.CappedWeights(weight_cap=20, total_weight=9.0))
+    few = packed(model, tokens=64, users=2)
+    alone = [ReferenceEngine(model).sum_updates(params, [user], counted, Drawn(1)).balance for user in users]
+    assert few.sum_updates(params, users, counted, 1).balance == sum(alone)
+    given = few.sum_updates(params, users, weighted, 1)
+    expected = ReferenceEngine(model).sum_updates(params, users, weighted, Drawn(1))
+    assert given.weight == expected.weight
+    assert distance(expected, given) < 1e-4
+
+
+def test_a_round_that_failed_leaves_nothing_for_the_next(llama, monkeypatch):
+    model = model_of(llama, "lora")
+    users, params, plan = users_of(model), start_of(model), plan_of(model)
+    broken, run, ran = packed(model), engine._Step.run, []
+
+    def fails(step, host):
+        run(step, host)
+        ran.append(step)
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._Step, "run", fails)
+        with pytest.raises(KeyboardInterrupt):
+            broken.sum_updates(params, users, plan, 1)
+    again, fresh = (each.sum_updates(params, users[:3], plan, 1) for each in (broken, packed(model)))
+    assert torch.equal(again.units_P, fresh.units_P)
+
+
 @pytest.mark.parametrize("train", ["lora", "all"])
 def test_a_users_update_is_the_same_beside_other_users(train, llama):
     """Users take the places of others who have finished; nothing of those may be left there."""
@@ -198,6 +235,7 @@ def test_out_of_memory_while_a_sum_is_computed_counts_nobody_twice(llama, monkey
     assert given.weight == expected.weight
 
 
+@pytest.mark.system
 def test_a_window_that_does_not_fit_is_an_error_with_advice(llama, monkeypatch):
     model = model_of(llama, "lora")
     Memory(monkeypatch, "run", at=range(1, 99))
@@ -243,11 +281,16 @@ def test_a_model_without_a_rule_trains_through_vmap_with_a_warning(tmp_path, bas
     scaled = model_of(
         other_base(tmp_path / "granite", base, "granite", logits_scaling=7.0), "lora", lora_layers=("v_proj",)
     )
-    with pytest.raises(CannotPack, match="other scores"):
+    with pytest.raises(CannotPack, match="packed scores differ"):
         packed(scaled).check(start_of(scaled))
+    plain = model_of(base, "lora")
+    with monkeypatch.context() as broken:
+        broken.setattr(PackedModel, "gradients", lambda packed, stream: {"a": torch.tensor([1.0, math.nan])})
+        with pytest.raises(CannotPack, match="not finite"):
+            packed(plain).check(start_of(plain))
     users, plan, params = users_of(window, (9, 12)), plan_of(window), start_of(window)
     monkeypatch.setattr(ManyAtOnce, "_is_coarse", True)
-    with pytest.warns(UserWarning, match="through vmap: its attention uses sliding_window"):
+    with pytest.warns(UserWarning, match="trains more slowly: its attention uses sliding_window"):
         ManyAtOnce(window).sum_updates(params, users, plan, Drawn(1))
 
 

@@ -33,6 +33,7 @@ def names(out):
     return [command.name_of(line) for line in command.results_in(out)]
 
 
+@pytest.mark.system
 def test_results_are_kept_run_by_run_and_the_same_command_continues(small, tmp_path, capsys, monkeypatch):
     call, words = small
     call("--solve", f"posts={tmp_path / 'posts'}")

@@ -1,10 +1,10 @@
-"""A phone keyboard on a local web page that shows what one or two models suggest.
+"""Show a phone keyboard on a local web page, with the words that one or two models suggest.
 
 Modules:
 
-    server          serves the page, the suggestions and the guarantee of a model on the loopback address
-    suggestions     the suggestions of a model for a text, for tokens that are words or pieces of words
-    page/           HTML, CSS and JavaScript of the page
+    server          serve the page, the suggestions and the guarantees of the models, to this machine only
+    suggestions     compute the words that a model suggests; its tokens may be words or pieces of words
+    page/           the HTML, CSS and JavaScript of the page
 
 Example:
 

@@ -7,16 +7,16 @@
     GET /about          the description of each model, as JSON
     POST /suggest       {"text": "see you"} -> {"suggestions": [...], "ahead": [...]}, one item per model
 
-A strict use of Python's `http.server` on the loopback address. Requests select from a fixed list of paths and never
-name a file. Connections are limited in number and each has a deadline. The Host header must be the server's own
-address, so that a web site which resolves its name to 127.0.0.1 receives nothing (DNS rebinding). The
-Content-Security-Policy forbids everything from other origins. Nothing that is typed is logged or stored.
+The server uses Python's `http.server` and listens on the loopback address only. A request names an entry of a fixed
+list, never a file. The number of connections is limited, and each has a deadline. The Host header must be the server's
+own address, so that a web site whose name resolves to 127.0.0.1 gets no answer (DNS rebinding). The
+Content-Security-Policy forbids the page to load anything from other origins. Nothing that is typed is logged or stored.
 
-`describe_model` states the privacy guarantee of a model in two sentences for whoever is typing:
+`describe_model` explains the privacy guarantee of a model to the person who types:
 
     describe_model(model)["headline"]           # 'A guarantee for every person'
 
-Every number comes from the model's privacy statement. Bounds are rounded up, never down.
+Every number comes from the model's privacy statement. The factor on the odds is rounded up.
 """
 
 import contextlib
@@ -36,15 +36,17 @@ from unheard.errors import InvalidValue
 from unheard.formatting import accountant_title, colour_numbers, epsilon_text, odds_factor, small
 
 STRONG, WEAK = 1.0, 8.0
-"""Up to STRONG an epsilon is called strong, above WEAK weak. A convention: the number is always shown too."""
+"""An epsilon up to STRONG is called strong, and an epsilon above WEAK is called weak. These limits are a convention, so
+the page always shows the epsilon too."""
 
 
 def describe_model(model: LoadedModel) -> dict[str, Any]:
-    """The description of a model that the page shows under its name, as JSON data.
+    """Return the description of a model that the page shows, as JSON data.
 
     Returns:
-        `name`, `kind`, `is_private`, `words` (size of the vocabulary), `grade` (`none`, `weak`, `fair` or `strong`, for
-        the colour), `badge`, `headline`, `sentences`, `claim` and `warnings`.
+        A dictionary with `name`, `kind`, `is_private`, `words` (the size of the vocabulary), `grade` (`none`, `weak`,
+        `fair` or `strong`; decides the colour of the badge), `badge` (epsilon in a few characters), `headline`,
+        `sentences`, `claim` and `warnings`.
     """
     statement = model.statement
     epsilon, delta = float(statement["claimed"]["epsilon"]), float(statement["delta"])
@@ -52,10 +54,11 @@ def describe_model(model: LoadedModel) -> dict[str, Any]:
     sentences = _sentences(grade, epsilon, delta)
     headline = _HEADLINES[grade]
     if grade != "none" and any("REPRODUCIBLE NOISE" in warning for warning in statement["warnings"]):
-        grade, headline = "none", _HEADLINES["seeded"]  # the sentences hold against those who do not know the seed
+        # The sentences stay, because they hold against everyone who does not know the seed.
+        grade, headline = "none", _HEADLINES["seeded"]
     if model.kind == "personal":
         sentences = ["It has learned from one person's own text, and is for that person alone.", *sentences]
-        sentences[1] = f"Of everybody else: {sentences[1][0].lower()}{sentences[1][1:]}"
+        sentences[1] = f"For everybody else: {sentences[1][0].lower()}{sentences[1][1:]}"
         grade, headline = "none", _HEADLINES["personal"]
     return {
         "name": model.name,
@@ -76,25 +79,31 @@ _HEADLINES = {
     "weak": "A guarantee, but a weak one",
     "fair": "A guarantee for every person",
     "strong": "A strong guarantee for every person",
-    "seeded": "An experiment: no guarantee against whoever knows the seed",
+    "seeded": "An experiment: no guarantee against anyone who knows the seed",
     "personal": "A personal model",
 }
 
 
 def _accountant(statement: Mapping[str, Any]) -> str:
-    """The accountant of the claim, in brackets; nothing for an infinite epsilon, which no accountant computed."""
+    """Return the accountant of the claim in brackets; an empty string if epsilon is infinite."""
     claimed = statement["claimed"]
     is_known = math.isfinite(float(claimed["epsilon"])) and "accountant" in claimed
     return f" ({accountant_title(claimed['accountant'])})" if is_known else ""
 
 
 def _sentences(grade: str, epsilon: float, delta: float) -> list[str]:
-    """Explain the guarantee to whoever types."""
+    """Return sentences that explain the guarantee to the person who types.
+
+    Args:
+        grade: The grade of `describe_model`.
+        epsilon: The claimed epsilon.
+        delta: The delta of the claim.
+    """
     if grade == "none":
         return ["It was trained without protection: what one person wrote may be read out of it."]
     sentences = [
-        "Whether or not a person took part, with everything they wrote, no outcome becomes more than "
-        f"{odds_factor(epsilon)} times as likely by it, up to a remainder of δ = {small(delta)}."
+        "Whether or not a person took part, with everything they wrote, makes no outcome more than "
+        f"{odds_factor(epsilon)} times as likely, except for a remainder of δ = {small(delta)}."
     ]
     if grade == "weak":
         sentences.append("That factor is so large that the guarantee says little by itself.")
@@ -102,11 +111,11 @@ def _sentences(grade: str, epsilon: float, delta: float) -> list[str]:
 
 
 MAX_BODY = 32 * 1024
-"""Bytes of a request body."""
+"""The largest number of bytes in the body of a request."""
 REQUEST_SECONDS = 5.0
-"""From the start of a request to its last byte; a slower connection is closed."""
+"""The number of seconds from the start of a request to its last byte. A slower connection is closed."""
 IDLE_SECONDS = 20.0
-"""The longest pause between two requests on one connection."""
+"""The largest number of seconds between two requests on one connection."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -118,35 +127,44 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+"""The headers of every answer. They forbid the browser to load anything from other origins, to show the page inside
+another page, and to store an answer."""
 
 
 class KeyboardHandler(BaseHTTPRequestHandler):
-    """Answers one connection. Everything but the requests listed above is refused with one line of text."""
+    """Answers the requests of one connection.
+
+    Requests other than those in the module's docstring are refused with one line of text.
+    """
 
     server: "KeyboardServer"  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
     timeout = IDLE_SECONDS
-    # Send header and body together: in two parts, the second may wait 40 ms for the acknowledgement of the first.
+    # Send headers and body in one packet. In two, the body may wait 40 ms for the acknowledgement of the headers.
     wbufsize = 1 << 18
     disable_nagle_algorithm = True
 
     def setup(self) -> None:
-        """Give a new connection a short time for its first request."""
+        """Set a short deadline for the first request of a new connection."""
         super().setup()
         self._seconds_to_start = REQUEST_SECONDS
 
     def handle_one_request(self) -> None:
-        """Set the deadline for the start of the request, then handle it."""
+        """Set the deadline by which the request must start, then handle the request."""
         self.server.expect(self.connection, self._seconds_to_start)
         super().handle_one_request()
-        self._seconds_to_start = IDLE_SECONDS  # the client has sent one valid request
+        self._seconds_to_start = IDLE_SECONDS  # after its first request, a browser may keep the connection open
 
     def parse_request(self) -> bool:
-        """Read the headers before the deadline, and refuse another Host or Origin."""
+        """Read the headers within the deadline. Refuse a request whose Host or Origin is not this server.
+
+        Returns:
+            Whether the request may be answered.
+        """
         self.server.expect(self.connection, REQUEST_SECONDS)
         if not super().parse_request():
             return False
-        # The answers of HTTP/0.9 have no headers, and so none of those that protect the page.
+        # An answer in HTTP/0.9 has no headers, so it would lack the headers that protect the page.
         if self.request_version == "HTTP/0.9":
             self.send_error(400)
             return False
@@ -160,7 +178,7 @@ class KeyboardHandler(BaseHTTPRequestHandler):
         return True
 
     def do_GET(self) -> None:
-        """Answer with a part of the page."""
+        """Answer with a file of the page, or with the descriptions of the models."""
         part = self.server.page.get(self.path)
         if part is None:
             self._refuse(404, "no such page")
@@ -170,7 +188,7 @@ class KeyboardHandler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        """Answer a text with the suggestions of each model."""
+        """Answer a text with the suggestions of each model, now and after each key that may follow."""
         if self.path != "/suggest":
             return self._refuse(404, "no such page")
         text = self._text()
@@ -185,14 +203,14 @@ class KeyboardHandler(BaseHTTPRequestHandler):
         return self._answer(200, answer, "application/json")
 
     def _text(self) -> str | None:
-        """The text of a well-formed request; None after a refusal."""
+        """Return the text in the body of a request; None if the request was refused."""
         length = self.headers.get("Content-Length", "")
         if self.headers.get("Transfer-Encoding") or not (length.isascii() and length.isdigit()):
-            return self._refuse(411, "say how long the body is")
+            return self._refuse(411, "the header Content-Length is missing or not a number")
         if len(length) > 9 or int(length) > MAX_BODY:
-            return self._refuse(413, "too long")
+            return self._refuse(413, "the body is too long")
         if self.headers.get_content_type() != "application/json":
-            return self._refuse(415, "application/json is wanted")
+            return self._refuse(415, "the Content-Type must be application/json")
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             self.close_connection = True
@@ -202,12 +220,12 @@ class KeyboardHandler(BaseHTTPRequestHandler):
         except (ValueError, KeyError, TypeError, RecursionError):
             text = None
         if not isinstance(text, str):
-            return self._refuse(400, 'a body like {"text": "see you"} is wanted')
-        # Half a surrogate pair, which cannot be encoded, is replaced.
+            return self._refuse(400, 'the body must be JSON like {"text": "see you"}')
+        # JSON can contain half of a surrogate pair, which cannot be encoded. Replace it.
         return text.encode("utf-8", "replace").decode("utf-8")
 
     def _answer(self, status: int, content: bytes, kind: str) -> None:
-        """Send a response; HEAD gets its headers only."""
+        """Send an answer. A HEAD request gets only the headers."""
         self.send_response_only(status)
         for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
@@ -218,12 +236,17 @@ class KeyboardHandler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _refuse(self, status: int, why: str) -> None:
-        """Refuse a request and close the connection. The answer repeats nothing that the client sent."""
+        """Send an error status with one line of text and close the connection. The line repeats nothing of the request.
+
+        Args:
+            status: The HTTP status.
+            why: The line of text.
+        """
         self.close_connection = True
         self._answer(status, f"{why}\n".encode(), "text/plain; charset=utf-8")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse malformed requests and unknown methods like any other, without the HTML page of http.server."""
+        """Refuse a malformed request or an unknown method with one word, instead of the HTML page of http.server."""
         self.close_connection = True
         if getattr(self, "request_version", "HTTP/0.9") == "HTTP/0.9":
             self.request_version = "HTTP/1.1"
@@ -231,11 +254,11 @@ class KeyboardHandler(BaseHTTPRequestHandler):
         self._answer(int(code), b"refused\n", "text/plain; charset=utf-8")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: a log of requests would be a record of what was typed."""
+        """Log nothing, because a log of requests would show when each key was typed."""
 
 
 def _plain(suggestions: Sequence[Suggestion]) -> list[dict[str, Any]]:
-    """Suggestions as values that JSON can hold."""
+    """Return suggestions as JSON data. `follows` is left out if it is false."""
     return [
         {"word": suggestion.word, "share": round(suggestion.share, 4)}
         | ({"follows": True} if suggestion.follows else {})
@@ -244,28 +267,30 @@ def _plain(suggestions: Sequence[Suggestion]) -> list[dict[str, Any]]:
 
 
 MAX_CONNECTIONS = 64
-"""Simultaneous connections; a further one is answered with 503. A browser opens six."""
+"""The largest number of simultaneous connections; a further one is answered with 503. A browser opens six."""
 CLOSING_SECONDS = 2.0
-"""How long closing the server waits for requests that are being answered."""
+"""The number of seconds for which `KeyboardServer.server_close` waits for requests that are being answered."""
 SCRIPTS = ("keyboard", "keys", "state", "suggesting", "typing")
+"""The names of the page's JavaScript files."""
 PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/keyboard.css": ("keyboard.css", "text/css; charset=utf-8"),
     **{f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in SCRIPTS},
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
+"""The file and the content type for each path of the page."""
 _UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class KeyboardServer(ThreadingHTTPServer):
-    """The server of the keyboard: one thread per connection, at most `MAX_CONNECTIONS`.
+    """Serves the keyboard page on 127.0.0.1, with one thread per connection and at most `MAX_CONNECTIONS`.
 
     Args:
-        suggesters: One or two models.
+        suggesters: The suggesters of one or two models.
         port: The port; 0 selects a free one.
 
     Raises:
-        InvalidValue: The port cannot be used.
+        InvalidValue: The port is in use or not allowed.
     """
 
     daemon_threads = True
@@ -275,7 +300,7 @@ class KeyboardServer(ThreadingHTTPServer):
     def __init__(self, suggesters: Sequence[Suggester | PieceSuggester], port: int = 0) -> None:
         self.suggesters = suggesters
         folder = files("unheard.deployment.keyboard") / "page"
-        # Read once at the start, so that no request names a file.
+        # All files are read here, so that no request can make the server open a file.
         self.page = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in PAGE.items()}
         models = [describe_model(suggester.model) for suggester in suggesters]
         for model, number in zip(models, colour_numbers([model["is_private"] for model in models]), strict=True):
@@ -295,7 +320,7 @@ class KeyboardServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection, or refuse it if there are too many."""
+        """Start a thread for a connection. If there are too many connections, answer with 503 instead."""
         if not self._free.acquire(blocking=False):
             with contextlib.suppress(OSError):
                 request.setblocking(False)
@@ -304,12 +329,13 @@ class KeyboardServer(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except Exception:  # no thread could be started; after Ctrl-C there may be one, which releases the slot itself
+        except Exception:
+            # No thread was started. Ctrl-C is not caught here, because then the thread may run and release the slot.
             self._free.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle a connection and release its slot."""
+        """Handle a connection in its thread, then allow another connection in its place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -317,18 +343,18 @@ class KeyboardServer(ThreadingHTTPServer):
             self._free.release()
 
     def expect(self, connection: socket.socket, seconds: float) -> None:
-        """Set the time by which the current part of a request must be complete.
+        """Set the deadline of a connection. `service_actions` closes a connection that is past its deadline.
 
         Args:
-            connection: The socket of the request.
-            seconds: The time from now. A connection that is late is closed.
+            connection: The socket of the connection.
+            seconds: The number of seconds from now to the deadline.
         """
         self._deadlines[connection] = time.monotonic() + seconds
 
     def service_actions(self) -> None:
-        """Close connections that are past their deadline; called twice a second.
+        """Close connections that are past their deadline. `serve_forever` calls this twice a second.
 
-        A socket timeout is not sufficient: a client that sends a byte now and then never reaches it.
+        A socket timeout is not sufficient, because it starts again with each byte that a slow client sends.
         """
         now = time.monotonic()
         for connection, deadline in list(self._deadlines.items()):
@@ -338,9 +364,9 @@ class KeyboardServer(ThreadingHTTPServer):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def server_close(self) -> None:
-        """Close all connections and wait up to `CLOSING_SECONDS` for their threads.
+        """Close the server and all connections, and wait up to `CLOSING_SECONDS` for their threads.
 
-        A thread that is inside torch when the interpreter ends would abort the process.
+        If a thread were still computing in torch when the interpreter exits, the process would abort.
         """
         super().server_close()
         for connection in list(self._deadlines):
@@ -352,4 +378,4 @@ class KeyboardServer(ThreadingHTTPServer):
                 break
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """End the connection after any error, without printing anything that was typed."""
+        """Print nothing after an error in a connection, because a traceback could contain what was typed."""

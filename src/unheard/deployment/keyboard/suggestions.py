@@ -3,17 +3,18 @@
     suggester = suggester_for(open_model("runs/private"))
     suggester.suggest("see you tom")         # [Suggestion(word='tomorrow', share=0.93), ...]
 
-`Suggester` serves models whose tokens are whole words. The dictionary supplies the candidates and the model ranks them.
-A word at the cursor counts as finished, even before the space after it, if the model finds it at least as likely as all
-longer words that begin with it. The model's state after each word is cached in memory, so a key costs one step of the
-model or none; `suggest_ahead`, which lets the page show suggestions without waiting for the server, costs one more for
-each letter that finishes a word.
+`Suggester` is for models whose tokens are whole words. The candidates are the words of the vocabulary that begin with
+the typed letters, and the model ranks them. If the typed word is itself a word, and the model finds it at least as
+likely as all longer words together, it counts as finished, and the suggestions are the next words. The model's state
+after each word is cached in memory, so most keys need no step of the model, and some need one. `suggest_ahead` computes
+the suggestions for every key that may follow, so that the page can show them without waiting for the server. It needs
+one more step for each key that finishes a word.
 
-`PieceSuggester` serves models whose tokens are pieces of words, such as a fine-tuned language model. Pieces that begin a
-word are the candidates, and the model ranks them. A piece that is only the beginning of a word is continued by the most
-likely pieces until the word ends. A word at the cursor that no piece begins with is continued from its own pieces. The
-scores after each text are cached in memory. A step of such a model takes about a tenth of a second on a CPU, so nothing
-is computed ahead of the keys.
+`PieceSuggester` is for models whose tokens are pieces of words, such as fine-tuned language models. The candidates are
+the pieces that a word can begin with, and the model ranks them. A piece that is only the beginning of a word is
+continued with the most likely pieces until the word ends. If no piece begins with the typed letters, the word is
+continued from the pieces into which the tokenizer splits these letters. The probabilities after each text are cached in
+memory. A step of such a model takes about a tenth of a second on a CPU, so there is no `suggest_ahead`.
 """
 
 import bisect
@@ -32,14 +33,15 @@ from unheard.deployment.model import LoadedModel, probabilities, scores_after
 from unheard.errors import ModelError
 
 MAX_STATES = 128
-"""Number of cached states, each with a probability per word: 5 MB at the paper's size."""
+"""The number of texts for which a suggester caches the model's state and the probability of each word. The
+probabilities take 5 MB at the paper's size."""
 WINDOW = 100
-"""Of a long message only the last 100 to 199 words are read, starting at a multiple of 100, so that the start rarely
-moves and most keys find a cached state."""
+"""`Suggester` reads only the last 100 to 199 words of a long message. It starts at a multiple of 100, so that the start
+seldom moves and most keys find a cached state."""
 MAX_PIECES = 4
-"""The largest number of pieces by which a begun word is continued."""
+"""The largest number of pieces with which `PieceSuggester` continues the beginning of a word."""
 CONTEXT = 200
-"""Of a long message only this many of the last tokens are read."""
+"""`PieceSuggester` reads only this many of the last tokens of a long message."""
 _APOSTROPHES = str.maketrans("’‘ʼ＇", "''''")
 
 
@@ -49,16 +51,21 @@ class Suggestion:
 
     word: str
     share: float
-    """Its probability among all candidates for this position."""
+    """The probability of the word, divided by the sum of the probabilities of all candidates."""
     follows: bool = False
-    """Whether it comes after the word at the cursor, with a space between; else it completes that word."""
+    """Whether the word follows the finished word at the cursor, after a space. If not, it completes the word that is
+    being typed, or begins a new word."""
 
 
 class Dictionary:
-    """Words by their spelling, to find those that begin with some letters.
+    """An index of words by spelling. It finds the words that begin with given letters.
 
     Args:
-        words: The words by their id.
+        words: The words by token id.
+
+    Attributes:
+        spellings: The spellings of the words (`folded`), sorted.
+        ids: The token ids of all words, sorted.
     """
 
     def __init__(self, words: Mapping[int, str]) -> None:
@@ -68,7 +75,11 @@ class Dictionary:
         self.ids = np.array(sorted(words), dtype=np.int64)
 
     def beginning_with(self, begun: str) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of the words that equal the typed letters, and the ids of longer words that begin with them."""
+        """Return the ids of the words that equal the typed letters, and the ids of longer words that begin with them.
+
+        Args:
+            begun: The typed letters. Case and the kind of apostrophe do not matter.
+        """
         front = folded(begun)
         first = bisect.bisect_left(self.spellings, front)
         last = bisect.bisect_left(self.spellings, front + "\U0010ffff", lo=first)
@@ -79,19 +90,19 @@ class Dictionary:
 
 
 class Suggester:
-    """The suggestions of one model. Several threads may use it; they take turns.
+    """Suggests words by a model whose tokens are whole words. Several threads may use it at the same time.
 
     Args:
-        model: A model with whole words as tokens.
+        model: A model whose tokens are whole words.
 
     Raises:
-        ModelError: The model has tokens smaller than words.
+        ModelError: The tokens of the model may be smaller than words.
     """
 
     def __init__(self, model: LoadedModel) -> None:
         if model.tokenizer.is_subword:
             raise ModelError(
-                f"{model.name} reads pieces smaller than words, and this suggester whole words. Use `PieceSuggester`."
+                f"{model.name} reads pieces smaller than words; `Suggester` needs whole words. Use `PieceSuggester`."
             )
         self.model = model
         self._states: OrderedDict[tuple[int, ...], tuple[Any, np.ndarray]] = OrderedDict()
@@ -102,25 +113,26 @@ class Suggester:
         self._letters = sorted({letter for spelling in self._dictionary.spellings for letter in spelling})
 
     def suggest(self, text: str, top: int = 3) -> list[Suggestion]:
-        """The best words at the end of a text.
+        """Return the best words at the cursor, most likely first.
 
         Args:
-            text: The text up to the cursor. If it ends inside a word, the suggestions complete that word; if it ends
-                with a finished word, they follow it.
+            text: The text up to the cursor. If it ends inside a word, the suggestions complete that word. If it ends
+                with a finished word, they are the next words.
             top: The largest number of suggestions.
         """
         before, begun = split_at_cursor(text)
         return self._at(before, begun, top)
 
     def suggest_ahead(self, text: str, top: int = 3) -> dict[str, list[Suggestion]]:
-        """The suggestions for the text and one more key.
+        """Return the suggestions after one more key, for every key that has suggestions.
 
         Args:
-            text: The text before the cursor.
-            top: The number of suggestions for each key.
+            text: The text up to the cursor.
+            top: The largest number of suggestions for each key.
 
         Returns:
-            Suggestions by key: each letter with which some word continues, and the space after a word.
+            The suggestions by key. The keys are the letters with which a word can continue or begin and, if a word is
+            being typed, the space.
         """
         before, begun = split_at_cursor(text)
         by_key = {letter: self._at(before, begun + letter, top) for letter in self._letters}
@@ -129,7 +141,13 @@ class Suggester:
         return {key: suggestions for key, suggestions in by_key.items() if suggestions}
 
     def _at(self, before: str, begun: str, top: int) -> list[Suggestion]:
-        """The best words after a text of whole words and the first letters of the next word, which may be empty."""
+        """Return the best words at the cursor.
+
+        Args:
+            before: The text before the word that is being typed.
+            begun: The letters of that word typed so far; may be empty.
+            top: The largest number of suggestions.
+        """
         probs_V = self._after(before)
         if not begun:
             return self._best(self._dictionary.ids, probs_V, top)
@@ -141,12 +159,19 @@ class Suggester:
     def _best(
         self, candidates: np.ndarray, probs_V: np.ndarray, top: int, *, follows: bool = False
     ) -> list[Suggestion]:
-        """The most likely candidates. Of two equally likely words the more frequent one (the lower id) comes first."""
+        """Return the most likely candidates. Of two equally likely words the one with the lower id comes first.
+
+        Args:
+            candidates: The ids of the candidates.
+            probs_V: The probability of each word.
+            top: The largest number of suggestions.
+            follows: The value of `Suggestion.follows`.
+        """
         if not len(candidates):
             return []
         probs_C = probs_V[candidates]
         total = float(probs_C.sum()) or 1.0
-        if len(candidates) > top:  # sorting all candidates would take ten times as long
+        if len(candidates) > top:  # to sort all candidates would take ten times as long
             enough = np.partition(probs_C, -top)[-top]
             candidates, probs_C = candidates[probs_C >= enough], probs_C[probs_C >= enough]
         best = candidates[np.argsort(-probs_C, kind="stable")[:top]]
@@ -156,7 +181,10 @@ class Suggester:
         ]
 
     def _after(self, before: str) -> np.ndarray:
-        """The probability of each word after a text of whole words, from its longest prefix with a cached state."""
+        """Return the probability of each word after a text of whole words.
+
+        The computation starts from the longest prefix of the text whose state is cached.
+        """
         words = self.model.vocabulary.encode_words(self.model.tokenizer.split(before)).tolist()
         if len(words) >= 2 * WINDOW:
             words = words[len(words) // WINDOW * WINDOW - WINDOW :]
@@ -174,6 +202,7 @@ class Suggester:
             return probs_V
 
     def _keep(self, words: tuple[int, ...], state: Any, scores_V: np.ndarray) -> tuple[Any, np.ndarray]:
+        """Cache the state and the probabilities after some words, and return both. Drop the least recently used."""
         kept = self._states[words] = (state, probabilities(scores_V).astype(np.float32))
         while len(self._states) > MAX_STATES:
             self._states.popitem(last=False)
@@ -181,13 +210,13 @@ class Suggester:
 
 
 class PieceSuggester:
-    """The suggestions of one model with pieces of words. Several threads may use it; they take turns.
+    """Suggests words by a model whose tokens are pieces of words. Threads may share it; one computes at a time.
 
     Args:
         model: A model with a Hugging Face tokenizer.
 
     Raises:
-        ModelError: The model has another kind of tokens.
+        ModelError: The model has another tokenizer, for example one whose tokens are characters.
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -208,7 +237,7 @@ class PieceSuggester:
         self._at_start = Dictionary({i: word for i, word in words.items() if self._continues[i] and word[0].isalnum()})
 
     def suggest(self, text: str, top: int = 3) -> list[Suggestion]:
-        """The best words at the end of a text; see `Suggester.suggest`."""
+        """Return the best words at the cursor, most likely first (see `Suggester.suggest`)."""
         before, begun = split_at_cursor(text)
         with self._lock:
             words, dictionary = self._read(before)
@@ -220,7 +249,8 @@ class PieceSuggester:
                 words = self._tokens(f"{before}{begun}")
                 continuing = np.flatnonzero(self._continues)
                 return self._best(words, _weights(continuing, self._after(words)), top, begun=begun)
-            # A piece that is what was typed may be the whole word, or the beginning of a longer one.
+            # A piece that equals the typed letters may be the whole word or the beginning of a longer word. `goes_on`
+            # has the probability that the word continues after such a piece.
             goes_on = {i: float(self._after((*words, i))[self._continues].sum()) for i in typed.tolist()}
             ends = sum(float(probs_V[i]) * (1 - share) for i, share in goes_on.items())
             weights = _weights(longer, probs_V) | {i: float(probs_V[i]) * share for i, share in goes_on.items()}
@@ -230,18 +260,21 @@ class PieceSuggester:
             return self._best(words, weights, top, must_go_on=goes_on)
 
     def suggest_ahead(self, text: str, top: int = 3) -> None:
-        """None: the suggestions after the next key are not known ahead."""
+        """Return None: a step takes too long to compute the suggestions for every key that may follow."""
         return
 
     def _read(self, before: str) -> tuple[tuple[int, ...], Dictionary]:
-        """The tokens of a text of whole words, and the pieces with which the next word may begin.
+        """Return the tokens of a text of whole words, and the pieces with which the next word may begin.
 
-        The space before a word is a part of its first piece."""
+        A space before a word is part of the first piece of the word. So trailing spaces are removed from the text, and
+        the pieces for the next word are those that begin with a space.
+        """
         text = before.rstrip(" ")
         is_spaced = text != before and bool(text)
         return self._tokens(text), self._after_space if is_spaced else self._at_start
 
     def _tokens(self, text: str) -> tuple[int, ...]:
+        """Return the last `CONTEXT` token ids of a text."""
         return tuple(self.model.vocabulary.encode_words(self.model.tokenizer.split(text)).tolist()[-CONTEXT:])
 
     def _best(
@@ -254,15 +287,15 @@ class PieceSuggester:
         begun: str = "",
         must_go_on: Container[int] = (),
     ) -> list[Suggestion]:
-        """Return the best words that begin with one of some pieces, each word once.
+        """Return the best words that begin with one of the given pieces. Each word appears once.
 
         Args:
-            words: The token ids before the word.
-            weights: The weight of each piece that the word may begin with.
-            top: The number of words.
-            follows: Whether the word comes after a finished word.
-            begun: The part of the word that is typed already.
-            must_go_on: Pieces that are not a whole word and need another piece.
+            words: The token ids of the text before these pieces.
+            weights: The weight of each piece, by token id; a larger weight comes first.
+            top: The largest number of suggestions.
+            follows: The value of `Suggestion.follows`.
+            begun: Typed letters to put in front of each word, if `words` already includes them.
+            must_go_on: The ids of pieces that equal the typed letters, so that at least one more piece must follow.
         """
         total = sum(weights.values()) or 1.0
         best: dict[str, Suggestion] = {}
@@ -275,7 +308,13 @@ class PieceSuggester:
         return list(best.values())
 
     def _continued(self, words: tuple[int, ...], piece: int, *, must_go_on: bool) -> str:
-        """The most likely word that begins with a piece."""
+        """Return a word that begins with a piece, continued with the most likely piece at each step until it ends.
+
+        Args:
+            words: The token ids before the piece.
+            piece: The id of the piece.
+            must_go_on: Whether at least one more piece must follow.
+        """
         text = self._texts[piece].removeprefix(" ")
         for number in range(MAX_PIECES):
             words = (*words, piece)
@@ -287,7 +326,7 @@ class PieceSuggester:
         return text
 
     def _after(self, words: tuple[int, ...]) -> np.ndarray:
-        """The probability of each piece after some tokens."""
+        """Return the probability of each piece after some tokens, from the cache if it is there."""
         if words not in self._cache:
             self._cache[words] = probabilities(scores_after(self.model.stepper, words)).astype(np.float32)
         self._cache.move_to_end(words)
@@ -297,14 +336,16 @@ class PieceSuggester:
 
 
 def _weights(candidates: np.ndarray, probs_V: np.ndarray) -> dict[int, float]:
-    """The probability of each candidate."""
+    """Return the probability of each candidate, by token id."""
     return dict(zip(candidates.tolist(), probs_V[candidates].tolist(), strict=True))
 
 
 def _texts_of_pieces(model: LoadedModel) -> list[str]:
-    """The text of each piece within a text, with the space before it; empty for special tokens.
+    """Return the text of each piece inside a text, including a space before it; empty for special tokens.
 
-    Some tokenizers drop the space at the beginning of a text, so each piece is read after another one."""
+    Some tokenizers drop the space at the beginning of a text. So each piece is joined to another piece, whose text is
+    then removed.
+    """
     pieces, join = model.vocabulary.words, model.tokenizer.join
     front = next(piece for piece in pieces[len(SPECIALS) :] if piece.isalnum())
     length = len(join([front]))
@@ -312,18 +353,23 @@ def _texts_of_pieces(model: LoadedModel) -> list[str]:
 
 
 def _is_word(text: str) -> bool:
+    """Whether a text consists of letters, digits and apostrophes, and not of apostrophes alone."""
     return bool(text) and all(c.isalnum() or c in "'’" for c in text) and any(c.isalnum() for c in text)
 
 
 def suggester_for(model: LoadedModel) -> Suggester | PieceSuggester:
-    """The suggester that fits the tokens of a model."""
+    """Return the suggester that fits the tokens of a model.
+
+    Raises:
+        ModelError: The tokens of the model are characters, from which no suggester makes words.
+    """
     return PieceSuggester(model) if model.tokenizer.is_subword else Suggester(model)
 
 
 def split_at_cursor(text: str) -> tuple[str, str]:
-    """Split a text into the part before the word that is being typed, and that word.
+    """Split the last line of a text into the part before the word that is being typed, and that word.
 
-    A new line starts a new message.
+    A new line starts a new message, so earlier lines are dropped.
 
     >>> split_at_cursor("see you tom")
     ('see you ', 'tom')
@@ -339,5 +385,5 @@ def split_at_cursor(text: str) -> tuple[str, str]:
 
 
 def folded(word: str) -> str:
-    """The spelling by which words are compared: in small letters, with one kind of apostrophe."""
+    """Return the spelling by which words are compared: lower case, Unicode form NFC, and one kind of apostrophe."""
     return unicodedata.normalize("NFC", word).lower().translate(_APOSTROPHES)

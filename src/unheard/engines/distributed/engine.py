@@ -1,10 +1,11 @@
-"""The distributed engine: divides cohorts among the ranks and adds their sums of integers.
+"""The distributed engine: divides the users of cohorts among the ranks and adds the integer sums of the ranks.
 
-Input: cohorts of users of a store. Output: what the local engine of the leader would give, to the bit. The leader draws
-the cohort before and the noise after; nothing of the mechanism happens here. A rank receives the numbers of its own
-users only. Users that are in no store (in tests and benchmarks) are summed by the leader's local engine.
+Input: cohorts of users of a store. Output: the sums that the leader's local engine would compute alone; on equal
+hardware they are equal to the bit. The leader alone draws the cohort and the noise, outside of this module. Each rank
+receives the user numbers of its own share only. The leader's local engine sums users that are not in a store (in tests
+and benchmarks).
 
-training/worker.py builds the engine when torchrun or `--processes` started several processes. The other ranks call
+training/worker.py builds the engine if torchrun or `--processes` started several processes. The other ranks call
 `sum_share`:
 
     leader                                          workers
@@ -14,14 +15,14 @@ training/worker.py builds the engine when torchrun or `--processes` started seve
     sum own users                                   sum own users, reply with the time
     send "add", reduce_sum                      ->  reduce_sum
 
-**Where a rank reads users.** `StoreReplicas` opens the store at the leader's path, or this machine's replica or part of
-it (`[engine] corpus_part`). Every replica must be of the store that is charged, and must number its users alike;
-otherwise one person could be summed twice under two numbers. `shard_holders` checks that before the first round.
+**Where a rank reads users.** `StoreReplicas` opens the store at the leader's path, or this machine's copy or part of it
+(`[engine] corpus_part`). Every copy must be of the store whose ledger is charged, and must number the users in the same
+way; otherwise one user could be summed twice under two numbers. `shard_holders` checks this before the first round.
 
 **Load balancing.** `assign_users` decides which rank sums which users, so that all ranks finish at about the same time.
-Input: the cost of each user (`FedAvg.cost`, from the number of tokens, without reading them), the measured speed of
-each rank, and which ranks hold which users. Output: a rank for each user. The assignment changes no result, since
-sums are of integers. Speeds depend on users, so they are kept in memory only, never printed or written.
+Input: the cost of each user (`FedAvg.cost`, computed from the number of tokens), the measured speed of each rank, and
+which ranks hold which users. Output: a rank for each user. The assignment does not change the sums, because integers
+are added exactly. The measured speeds depend on the users, so they stay in memory and are never printed or written.
 
     >>> holds_all = np.ones((1, 2), dtype=bool)
     >>> assign_users(np.array([4.0, 2.0, 2.0]), np.ones(2), np.zeros(3, dtype=int), holds_all).tolist()
@@ -51,27 +52,34 @@ from unheard.parameters import Layout
 from unheard.updates.user_update import ONE, StoredUsers, User
 
 LARGEST_SPEED_RATIO = 4.0
-"""A rank counts as at most this many times faster or slower than the median rank, so that one slow round does not starve
-it."""
+"""The largest ratio of a rank's speed to the median speed, and of the median to the rank's, that `RankSpeeds` reports.
+
+The limit keeps a rank from getting almost no users after one slow round.
+"""
 
 DIGEST = 4
-"""int64 numbers of a SHA-256."""
+"""The number of int64 numbers that hold a SHA-256 hash."""
 
 ONE_BY_ONE = 512
-"""The most users that are assigned one by one: enough to balance the remainder, and a few milliseconds."""
+"""The largest number of users that `assign_users` assigns one by one. It takes a few milliseconds, and evens out the
+load that remains after the bulk assignment."""
 
 
 @dataclass
 class StoreReplicas:
-    """The stores that this process has opened, by the leader's path of each."""
+    """The stores that this process has opened. Each store is named by its path on the leader's machine."""
 
     ranks: ProcessGroup
     template: str | None = None
-    """`[engine] corpus_part`: the path of this machine's part, with {rank}, {local_rank} or {node} in it."""
+    """`[engine] corpus_part`: the path of this rank's part, with {rank}, {local_rank} or {node} in it."""
     _open: dict[str, TokenStore] = field(default_factory=dict)
 
     def here(self, path: str) -> Path:
-        """The path on this machine of the store that the leader has at `path`."""
+        """Return the path on this machine of the store that is at `path` on the leader's machine.
+
+        Raises:
+            InvalidValue: If the template has another placeholder.
+        """
         if self.template is None:
             return Path(path)
         try:
@@ -83,7 +91,14 @@ class StoreReplicas:
         return Path(filled)
 
     def users(self, split: tuple[str, ...]) -> UserTokens:
-        """The users of a split, given as (the leader's path of the store, the name of the split)."""
+        """Return the users of a split of a store; opens the store at the first call.
+
+        Args:
+            split: The leader's path of the store, and the name of the split.
+
+        Raises:
+            CorpusError: If the store cannot be opened or lacks the split.
+        """
         path, name = split
         if path not in self._open:
             self._open[path] = TokenStore.open(self.here(path))
@@ -93,14 +108,25 @@ class StoreReplicas:
         return users
 
     def fingerprint(self, split: tuple[str, ...]) -> np.ndarray:
-        """The fingerprint of a split on this rank (`store_fingerprint`), and which shards the rank holds."""
+        """Return int64 numbers that `shard_holders` compares between ranks.
+
+        They are the fingerprint of the split (`store_fingerprint`), and then 1 or 0 for each shard: whether this rank
+        holds it.
+        """
         users = self.users(split)
         users.check_boundaries()
         return np.concatenate([store_fingerprint(self._open[split[0]], users), users.shards_here.astype(np.int64)])
 
 
 def store_fingerprint(store: TokenStore, users: UserTokens) -> np.ndarray:
-    """Three hashes as integers: the name of the corpus, the boundaries of its users, and samples of their text."""
+    """Return three SHA-256 hashes as int64: of corpus.json, of the boundaries of all users, and of samples of the text.
+
+    A part of a store lacks some of the text, so it has the sampled hashes of the whole store on record; this function
+    uses the recorded hashes, after it has compared them with the text that the part holds.
+
+    Raises:
+        CorpusError: If the text of a part differs from its recorded hashes.
+    """
     samples = users.samples()
     if store.part is not None:
         recorded = store.part.get("samples")
@@ -109,7 +135,7 @@ def store_fingerprint(store: TokenStore, users: UserTokens) -> np.ndarray:
             mine not in (None, whole) for mine, whole in zip(samples, recorded, strict=True)
         ):
             raise CorpusError(
-                f"{store.path} is not the part that was made of its store. Make it again: unheard corpus part."
+                f"The text of {store.path} differs from its whole store. Make the part again: unheard corpus part."
             )
         samples = recorded
     wrote = hashlib.sha256(" ".join(map(str, samples)).encode()).digest()
@@ -117,22 +143,22 @@ def store_fingerprint(store: TokenStore, users: UserTokens) -> np.ndarray:
 
 
 def shard_holders(fingerprints: list[np.ndarray], store: TokenStore) -> np.ndarray:
-    """Which rank holds which shard, bool [shards, ranks], from the fingerprints of all ranks.
+    """Return which rank holds which shard of the training users, bool [shards, ranks], and check that all stores agree.
 
     Args:
-        fingerprints: What `StoreReplicas.fingerprint` returned on each rank.
+        fingerprints: The result of `StoreReplicas.fingerprint` on each rank, in the order of ranks.
         store: The leader's store.
 
     Raises:
-        CorpusError: If a rank has another corpus, or no rank holds a shard.
+        CorpusError: If a rank has another store, or a shard is on no rank.
     """
     expected, path = store_fingerprint(store, store.train), str(store.path)
     for rank, fingerprint in enumerate(fingerprints):
-        # DP: copies that number users differently would let one person in twice, and those of another store are not
-        # charged.
+        # DP: if copies numbered users differently, one user could be summed twice; and the users of another store would
+        # not be charged.
         if not np.array_equal(fingerprint[: 3 * DIGEST], expected):
             raise CorpusError(
-                f"Rank {rank} has another corpus than the run's {path}. Give every rank a copy, or a part, of that store."
+                f"Rank {rank} has another store than the run's {path}. Give every rank a copy or a part of that store."
             )
     may_HR = np.stack([mine[3 * DIGEST :] for mine in fingerprints], axis=1).astype(bool)
     if len(lost := np.flatnonzero(~may_HR.any(axis=1))):
@@ -145,21 +171,21 @@ def shard_holders(fingerprints: list[np.ndarray], store: TokenStore) -> np.ndarr
 
 
 def assign_users(cost_U: np.ndarray, speed_R: np.ndarray, holder_U: np.ndarray, may_HR: np.ndarray) -> np.ndarray:
-    """Decide which rank sums which user; returns the rank of each user.
+    """Decide which rank sums which user. Return the rank of each user, int64 [U].
 
-    Expensive users are distributed round robin in proportion to the speeds; the cheapest are assigned one by one to the
-    rank that would finish first.
+    Most users, beginning with the most expensive, are dealt to the ranks in proportion to the speeds. The cheapest
+    users are then assigned one by one to the rank that would finish first.
 
     Args:
         cost_U: The cost of each user.
         speed_R: The speed of each rank.
-        holder_U: The group (shard) of each user.
-        may_HR: Bool, which ranks hold which group.
+        holder_U: The number of each user's shard.
+        may_HR: Whether each rank holds each shard, bool [shards, ranks].
     """
     order = np.argsort(-cost_U, kind="stable")
     one_by_one = min(len(order), ONE_BY_ONE, 16 * len(speed_R))
     bulk, rest = np.split(order, [len(order) - one_by_one])
-    # DP: every user is given to one rank, once: summed twice, a user would count for two.
+    # DP: every user is given to one rank, once. A user who is summed twice would have the influence of two users.
     rank_U = np.full(len(cost_U), -1, dtype=np.int64)
     for h in np.unique(holder_U[bulk]):
         mine = bulk[holder_U[bulk] == h]
@@ -173,9 +199,9 @@ def assign_users(cost_U: np.ndarray, speed_R: np.ndarray, holder_U: np.ndarray, 
 
 
 def _evenly(count: int, speed_R: np.ndarray) -> np.ndarray:
-    """Assign `count` users to ranks in proportion to the speeds of the ranks; returns the rank of each user.
+    """Assign `count` users to ranks in proportion to the speeds of the ranks. Return the rank of each user.
 
-    The users of each rank are spread evenly over the list, so that any part of it is balanced too.
+    The users of each rank are spread evenly over the list, so that every part of the list is balanced too.
     """
     share_R = speed_R / speed_R.sum()
     turns = [(np.arange(int(count * share) + 2) + 0.5) / share for share in share_R if share > 0]
@@ -184,13 +210,21 @@ def _evenly(count: int, speed_R: np.ndarray) -> np.ndarray:
 
 
 class RankSpeeds:
-    """The cost per second of each rank, measured over the rounds so far; equal until something is measured."""
+    """The cost that each rank computes per second, averaged over the rounds so far, with more weight on recent rounds.
+
+    All ranks have the same speed before the first measurement.
+    """
 
     def __init__(self, size: int) -> None:
         self._measured_R = np.zeros(size)
 
     def measured(self, cost_R: np.ndarray, seconds_R: np.ndarray) -> None:
-        """Add the measurements of a round. A rank without users keeps its speed."""
+        """Add the measurements of a round. A rank without users keeps its speed.
+
+        Args:
+            cost_R: The total cost of the users of each rank.
+            seconds_R: How long each rank took.
+        """
         did_R = (cost_R > 0) & (seconds_R > 0)
         now_R = np.where(did_R, cost_R / np.maximum(seconds_R, 1e-9), 0.0)
         known_R = self._measured_R > 0
@@ -199,7 +233,7 @@ class RankSpeeds:
 
     @property
     def speed_R(self) -> np.ndarray:
-        """The speeds relative to the median, limited by `LARGEST_SPEED_RATIO`."""
+        """The speed of each rank relative to the median, limited by `LARGEST_SPEED_RATIO`."""
         known = self._measured_R[self._measured_R > 0]
         if not len(known):
             return np.ones(len(self._measured_R))
@@ -209,17 +243,19 @@ class RankSpeeds:
 
 
 EXTRA = 4
-"""Integers after the coordinates of a sum: the weight drawn, the balance (of an adaptive clip), the number of users
-summed, and the sum of their numbers."""
+"""The number of integers that follow the coordinates of a sum when ranks add their sums.
+
+They are the weight drawn, the balance (of an adaptive clip), the number of users summed, and the sum of their numbers.
+"""
 
 
 class DistributedEngine:
-    """Sums cohorts on several ranks. The leader has this engine; it sends each rank its share of the users.
+    """An engine that sums cohorts on several ranks. Only the leader has one; it sends each rank its share of the users.
 
     Args:
-        local: The engine for the leader's own share.
+        local: The engine that computes the leader's own share.
         ranks: The process group; every other rank runs `training.worker.serve`.
-        stores: Where this rank reads users.
+        stores: The stores from which the leader reads its own share.
         layout: The layout of the model's parameters.
     """
 
@@ -235,10 +271,12 @@ class DistributedEngine:
         return self.local.device
 
     def check_replicas(self, store: TokenStore) -> None:
-        """Check before a run that every rank has this corpus, and that each training user is on some rank.
+        """Check that every rank has this store, and that each training user is on at least one rank.
+
+        Training calls this before the first round. Cohorts of a store that was not checked are summed by the leader.
 
         Raises:
-            CorpusError: If a rank has another corpus, or nobody holds a shard.
+            CorpusError: If a rank has another store, or a shard is on no rank.
         """
         place = store.train.place
         if place is None or place in self._may_HR:
@@ -250,11 +288,19 @@ class DistributedEngine:
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
-        """The sum of one cohort, which is divided among the ranks (see `Engine.sum_updates`)."""
+        """Divide one cohort among the ranks and return its sum (see `Engine.sum_updates`).
+
+        Raises:
+            RankError: If a rank fails, or the ranks did not sum each drawn user exactly once.
+        """
         return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
-        """The sum of each cohort. The users of all cohorts are assigned together, which balances the load better."""
+        """Return the sum of each cohort. The users of all cohorts are assigned together, to balance the load better.
+
+        Raises:
+            RankError: If a rank fails, or the ranks did not sum each drawn user exactly once.
+        """
         stored = [cohort.users for cohort in cohorts if isinstance(cohort.users, StoredUsers)]
         if len(stored) < len(cohorts) or any(users.source.place not in self._may_HR for users in stored):
             return self.local.sum_cohorts(cohorts)
@@ -287,8 +333,8 @@ class DistributedEngine:
         )
         seconds_R = np.array([seconds, *(reply.seconds for reply in self.ranks.replies())])
         self._speeds.measured(np.bincount(rank_U, weights=cost_U, minlength=self.ranks.size), seconds_R)
-        # Sent when all ranks are done: a fast rank waits for this message instead of in the collective, which has a
-        # timeout.
+        # The leader sends "add" only when all ranks are done. A fast rank then waits for this message, which has no
+        # timeout; inside the collective its wait would have one.
         self.ranks.send_all("add")
         units_RN = self.ranks.reduce_sum(units_RN)
         return [
@@ -297,7 +343,7 @@ class DistributedEngine:
         ]
 
     def _assign(self, stored: Sequence[StoredUsers], cost_U: np.ndarray) -> np.ndarray:
-        """The rank of each user of all cohorts."""
+        """Return the rank that sums each user, for the users of all cohorts one after the other."""
         may_HR, holder_U, first = [], [], 0
         for users in stored:
             assert users.source.place is not None
@@ -310,14 +356,19 @@ class DistributedEngine:
 def sum_share(
     engine: Engine, stores: StoreReplicas, ranks: ProcessGroup, message: Message, layout: Layout
 ) -> tuple[Tensor, float]:
-    """A worker's part of `sum_cohorts`, up to the sum over ranks: the integers to add, and the seconds that they took.
+    """Compute a worker's share of `DistributedEngine.sum_cohorts`.
+
+    The worker adds the returned integers to those of the other ranks (`reduce_sum`) when the leader sends "add".
 
     Args:
         engine: This rank's engine.
-        stores: Where this rank reads users.
+        stores: The stores from which this rank reads users.
         ranks: The process group.
         message: The leader's request, of kind "sum".
         layout: The layout of the model.
+
+    Returns:
+        The sums of this rank's users, int64 [cohorts, P + EXTRA], private; and the seconds that they took.
     """
     fields = message.fields
     shape = (len(fields["cohorts"]), layout.total)
@@ -334,7 +385,17 @@ def _sum_here(
     params_RP: Tensor,
     layout: Layout,
 ) -> tuple[Tensor, float]:
-    """The sums of this rank's users, int64 [cohorts, P + EXTRA], and how many seconds they took."""
+    """Compute the sums of this rank's users, int64 [cohorts, P + EXTRA], and measure how many seconds they take.
+
+    Args:
+        engine: This rank's engine.
+        stores: The stores from which this rank reads users.
+        requests: For each cohort its plan, seed and split, and whether to read users' features.
+        counts: How many of this rank's users each cohort has.
+        number_U: The numbers of this rank's users, cohort after cohort.
+        params_RP: The parameters of each cohort.
+        layout: The layout of the model.
+    """
     began = time.perf_counter()
     stored = [
         StoredUsers(stores.users(tuple(request["split"])), numbers, with_features=request["features"])
@@ -350,7 +411,7 @@ def _sum_here(
     units_RN = torch.empty(len(sums), layout.total + EXTRA, dtype=torch.int64, device=engine.device)
     for row_N, total, users in zip(units_RN, sums, stored, strict=True):
         row_N[: layout.total] = total.units_P
-        # The weight is in units of 2^-30 (updates/user_update.py): exact as a float, and as an integer for any cohort.
+        # Weights are multiples of 2^-30 (updates/user_update.py), so this product is an integer and nothing is rounded.
         row_N[layout.total :] = torch.tensor([round(total.weight * ONE), total.balance or 0, *_checksum(users)])
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
@@ -358,20 +419,30 @@ def _sum_here(
 
 
 def _checksum(users: StoredUsers) -> tuple[int, int]:
-    """The number of users and the sum of their numbers (int64 holds it for 2^22 users numbered up to 2^40).
+    """Return the number of users and the sum of their numbers. int64 holds the sum of 2^22 numbers below 2^40.
 
-    Computed from the users that are summed, never from the message that names them: a rank that repeats the message
-    proves nothing."""
+    A rank computes it from the users whose updates it summed, not from the leader's message. It therefore shows which
+    users the rank really summed.
+    """
     return len(users), int(users.numbers_U.sum())
 
 
 def _cohort_sum(units_N: Tensor, plan: RoundPlan, drawn: StoredUsers) -> CohortSum:
-    """The sum of one cohort from the integers of all ranks, whose checksum must be that of the users drawn."""
+    """Return the sum of one cohort, from the added integers of all ranks.
+
+    Args:
+        units_N: One row of the sum over ranks, with its `EXTRA` integers.
+        plan: The plan of the round.
+        drawn: The users that the leader drew.
+
+    Raises:
+        RankError: If the checksum of the ranks differs from the checksum of the drawn users.
+    """
     weight_units, balance, *summed = units_N[-EXTRA:].tolist()
-    # DP: everybody who was drawn was summed exactly once, on whichever rank.
+    # DP: the ranks together have summed every drawn user exactly once.
     if tuple(summed) != _checksum(drawn):
         raise RankError(
-            "The ranks did not sum the users that were drawn, each of them once. The round is charged, and nothing of it is used. "
+            "The ranks did not sum each drawn user exactly once. The round is charged, and its sum is discarded. "
             "Give every rank the same version of unheard, and start again: the run continues from its last checkpoint."
         )
     return CohortSum(
@@ -384,14 +455,14 @@ def _cohort_sum(units_N: Tensor, plan: RoundPlan, drawn: StoredUsers) -> CohortS
 
 
 def plan_table(plan: RoundPlan) -> dict[str, Any]:
-    """The plan of a round as JSON: the parts as in a run file."""
+    """Return the plan of a round as a JSON value for a message. Its parts have the same form as in a run file."""
     parts = {name: table_from_part(getattr(plan, name), kinds) for name, kinds in KINDS.items()}
     rule = None if plan.adaptive_clip is None else table_from_part(plan.adaptive_clip)
     return {"population": plan.population, "parts": parts, "adaptive_clip": rule}
 
 
 def plan_from_table(table: Mapping[str, Any], layout: Layout) -> RoundPlan:
-    """The plan of a round from `plan_table`."""
+    """Return the plan of a round from the value that `plan_table` made. Raise `InvalidValue` if it is not valid."""
     parts = {name: part_of_kind(kinds, table["parts"][name], name) for name, kinds in KINDS.items()}
     rule = table["adaptive_clip"]
     adaptive = None if rule is None else part_from_table(AdaptiveClip, rule, "clip")

@@ -1,9 +1,9 @@
-"""A parallel map over batches: the same function on every batch, in this process or on all ranks.
+"""A parallel map: applies one function to every batch of tokens, in this process or on all ranks.
 
-Input: a `BatchFunction` of a model, its parameters and one batch of token rows; and batches. Output: the numbers of
-each batch, in the order of the batches, so that sums over them are the same to the bit on any number of ranks. The rows
-are sent to the rank that computes them, so only the leader needs held-out text. Evaluation and audit take a
-`ParallelMap` as `parallel_map=`.
+Input: a `BatchFunction`, a model, its parameters, and batches of token rows. Output: the numbers that the function
+returns for each batch. They come in the order of the batches, so a sum over them is the same to the bit on any number
+of ranks. The leader sends the rows to the ranks, so only the leader needs the held-out text. The functions of
+evaluation and audit take a `ParallelMap` as the argument `parallel_map`.
 
     values = list(sequential_map(tally, model, params_P, batches))
     values = list(map_on_ranks(ranks)(tally, model, params_P, batches))
@@ -22,28 +22,31 @@ from unheard.models.model import LanguageModel
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Rows of tokens [B, W] of one user, and the user's features if the model takes them."""
+    """Rows of tokens [B, W], and the features [F] of the user who wrote them if the model takes features."""
 
     rows_BW: np.ndarray = field(repr=False)
     features_F: np.ndarray | None = field(default=None, repr=False)
 
 
 BatchFunction = Callable[[LanguageModel, Mapping[str, Tensor], Tensor, Tensor | None], np.ndarray]
-"""(model, named parameters, rows [B, W], features [F] or None) -> float64 numbers. Workers look it up by its name."""
+"""A function (model, named parameters, rows [B, W], features [F] or None) -> float64 array.
+
+The leader sends only the `__name__` of the function, so workers must have a function of that name (`map_share`).
+"""
 ParallelMap = Callable[[BatchFunction, LanguageModel, Tensor, Sequence[TokenBatch]], Iterator[np.ndarray]]
-"""(function, model, params_P, batches) -> the numbers of each batch."""
+"""A function (function, model, params_P, batches) -> iterator over the array of each batch, in order."""
 
 
 @torch.no_grad()
 def sequential_map(
     function: BatchFunction, model: LanguageModel, params_P: Tensor, batches: Sequence[TokenBatch]
 ) -> Iterator[np.ndarray]:
-    """Apply the function to all batches in this process, one after the other.
+    """Apply the function to all batches in this process, one after the other. Yield the array of each batch.
 
     Args:
-        function: Computes the numbers of one batch.
+        function: Computes the array of one batch.
         model: The model that `params_P` belongs to.
-        params_P: The parameters, which decide the device.
+        params_P: The parameters. The function runs on their device.
         batches: Rows of tokens.
     """
     params = model.layout.split(params_P)
@@ -53,12 +56,12 @@ def sequential_map(
 
 
 def map_on_ranks(ranks: ProcessGroup) -> ParallelMap:
-    """A `ParallelMap` over all n ranks: rank r computes every n-th batch, beginning with batch r."""
+    """Return a `ParallelMap` over all n ranks: rank r computes every n-th batch, beginning with batch r."""
 
     def on_ranks(
         function: BatchFunction, model: LanguageModel, params_P: Tensor, batches: Sequence[TokenBatch]
     ) -> Iterator[np.ndarray]:
-        """Compute the batches on all ranks, and yield the results in the order of the batches."""
+        """Compute the batches on all ranks, and return the results in the order of the batches."""
         name, dtype = getattr(function, "__name__", ""), str(params_P.dtype).removeprefix("torch.")
         messages = []
         for rank in ranks.others:
@@ -84,7 +87,14 @@ def map_on_ranks(ranks: ProcessGroup) -> ParallelMap:
 def map_share(
     ranks: ProcessGroup, message: Message, functions: Mapping[str, BatchFunction], model: LanguageModel
 ) -> np.ndarray:
-    """A worker's part of `map_on_ranks`: the encoded numbers of its batches."""
+    """Compute a worker's share of `map_on_ranks`. Return the encoded results for `ProcessGroup.reply`.
+
+    Args:
+        ranks: The process group.
+        message: The leader's request, of kind "map".
+        functions: The functions that the leader may name.
+        model: The model of the run.
+    """
     fields = message.fields
     params_P = ranks.broadcast(torch.zeros(model.layout.total, dtype=getattr(torch, fields["dtype"])))
     batches = _decode_batches(fields["batches"], message.numbers)
@@ -92,7 +102,10 @@ def map_share(
 
 
 def _encode_batches(batches: Sequence[TokenBatch]) -> tuple[list[list[int]], np.ndarray]:
-    """The shapes of the batches, and all their numbers in one array; features as the bits of float64."""
+    """Return the shapes of the batches, and all their numbers in one int64 array.
+
+    Features are sent as the bits of float64, so that nothing is rounded.
+    """
     parts, shapes = [np.empty(0, dtype=np.int64)], []
     for batch in batches:
         features = np.empty(0) if batch.features_F is None else np.asarray(batch.features_F, dtype=np.float64)
@@ -102,7 +115,7 @@ def _encode_batches(batches: Sequence[TokenBatch]) -> tuple[list[list[int]], np.
 
 
 def _decode_batches(shapes: list[list[int]], numbers: np.ndarray) -> list[TokenBatch]:
-    """Cut the numbers that a process sent into batches."""
+    """Return the batches that `_encode_batches` encoded."""
     batches, at = [], 0
     for rows, width, num_features in shapes:
         rows_BW = numbers[at : at + rows * width].reshape(rows, width).copy()
@@ -114,7 +127,10 @@ def _decode_batches(shapes: list[list[int]], numbers: np.ndarray) -> list[TokenB
 
 
 def _encode_values(values: list[np.ndarray]) -> np.ndarray:
-    """The count and the numbers of each batch, as the bits of float64: nothing is rounded."""
+    """Return one int64 array with the size and the numbers of each batch.
+
+    The numbers are sent as the bits of float64, so that nothing is rounded.
+    """
     parts = [np.empty(0, dtype=np.int64)]
     for value in values:
         parts += [np.array([value.size]), np.ascontiguousarray(value, dtype=np.float64).view(np.int64)]
@@ -122,7 +138,7 @@ def _encode_values(values: list[np.ndarray]) -> np.ndarray:
 
 
 def _decode_values(numbers: np.ndarray) -> Iterator[np.ndarray]:
-    """Cut the numbers that a process sent into one array for each batch."""
+    """Yield the array of each batch from what `_encode_values` encoded."""
     at = 0
     while at < len(numbers):
         count = int(numbers[at])

@@ -12,16 +12,16 @@ Input: the environment variables that torchrun sets. Usage, on every process:
     else:
         message = ranks.receive(); ...; ranks.reply(numbers)
 
-Messages go to and from one rank at a time over Gloo, so that an error can name the rank that is late or
-gone. Collectives use NCCL between GPUs, else Gloo.
+Each message is sent between the leader and one rank over Gloo, so that an error can name the rank that is late or gone.
+Collectives use NCCL between GPUs, else Gloo.
 
-`connect_ranks` connects the processes, also after some of them died: torchrun may keep one key-value store for all
-attempts, with old addresses in it. Each process publishes a random number; the leader answers it with the prefix of a
-fresh part of the store, so that nothing of an earlier attempt is ever read.
+`connect_ranks` connects the processes. It also works after a restart: torchrun may keep one key-value store for all
+attempts, which then still contains old addresses. Each process publishes a random number in the store, and the leader
+answers with the prefix of the keys of this attempt. Keys of an earlier attempt are therefore never read.
 
-Messages are JSON and integers in tensors; nothing is ever unpickled. The leader sends a `Message` to each worker; a
-worker sends a `Reply`. Both are encoded as tensors whose sizes the receiver knows before it receives them: a message as
-its two sizes and then its content, a reply as a head of fixed size and then its numbers.
+Messages consist of JSON and integers in tensors; nothing is unpickled, so a message cannot run code. The leader sends a
+`Message` to each worker; a worker sends a `Reply`. Both are encoded as tensors whose sizes the receiver knows before it
+receives them: a message as its two sizes and then its content, a reply as a head of fixed size and then its numbers.
 
     >>> sizes, content = Message("sum", {"dtype": "float32"}, np.arange(3)).encode()
     >>> Message.decode(sizes, content).fields
@@ -48,7 +48,7 @@ from torch.distributed.rendezvous import rendezvous
 from unheard.errors import RankError
 
 ERROR_BYTES = 1024
-"""Bytes of a reply for the text of an error."""
+"""The length in bytes of the error text in a reply. Longer texts are cut."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,17 @@ class Message:
 
     Args:
         kind: What to do: "begin", "connect", "fingerprint", "sum", "add", "map" or "end".
-        fields: Its arguments, as JSON.
-        numbers: Its integers, such as the numbers of the users to sum.
+        fields: The arguments of the request, as JSON values.
+        numbers: The integers of the request, such as the numbers of the users to sum.
     """
 
     kind: str
-    # Not shown: the fields and numbers say how many users were drawn, and which.
+    # `repr` leaves these two out: they contain the users drawn and their number, which are private.
     fields: dict[str, Any] = field(default_factory=dict, repr=False)
     numbers: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
 
     def encode(self) -> tuple[Tensor, Tensor]:
-        """Return two tensors: the sizes (bytes of JSON, number of integers), and the content, first JSON, then integers."""
+        """Return two tensors: the sizes (bytes of JSON, number of integers), and the content (JSON, then integers)."""
         text = json.dumps([self.kind, self.fields]).encode()
         numbers = np.ascontiguousarray(self.numbers, dtype=np.int64)
         content = torch.from_numpy(np.frombuffer(text + numbers.tobytes(), dtype=np.uint8).copy())
@@ -75,13 +75,17 @@ class Message:
 
     @staticmethod
     def buffer(sizes: Tensor) -> Tensor:
-        """A tensor into which the content of a message of these sizes is received."""
+        """Return a tensor to receive the content of a message into.
+
+        Args:
+            sizes: The first tensor of `encode`.
+        """
         text_bytes, count = sizes.tolist()
         return torch.zeros(text_bytes + 8 * count, dtype=torch.uint8)
 
     @classmethod
     def decode(cls, sizes: Tensor, content: Tensor) -> "Message":
-        """The message from its two tensors."""
+        """Return the message that the two tensors encode."""
         text_bytes, encoded = int(sizes[0]), content.numpy().tobytes()
         kind, fields = json.loads(encoded[:text_bytes])
         return cls(kind, fields, np.frombuffer(encoded[text_bytes:], dtype=np.int64))
@@ -89,14 +93,17 @@ class Message:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer of one worker: integers and how long they took to compute, or the text of an error."""
+    """The answer of one worker: integers and the seconds that they took to compute, or the text of an error."""
 
     numbers: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
     seconds: float = field(default=0.0, repr=False)
     error: str = field(default="", repr=False)
 
     def encode(self) -> list[Tensor]:
-        """A head, always of the same size, and the numbers if there are any."""
+        """Return a tensor of fixed size, and a second one with the numbers if there are any.
+
+        The first holds the count of the numbers, the nanoseconds, and the error, cut at `ERROR_BYTES`.
+        """
         numbers = np.ascontiguousarray(self.numbers, dtype=np.int64)
         text = np.zeros(ERROR_BYTES, dtype=np.uint8)
         encoded = np.frombuffer(self.error.encode()[:ERROR_BYTES], dtype=np.uint8)
@@ -106,7 +113,7 @@ class Reply:
 
     @staticmethod
     def buffer(head: Tensor | None = None) -> Tensor:
-        """Return an empty tensor to receive a head into; or, if the head is given, one to receive its numbers into."""
+        """Return a tensor to receive a head into; if the head is given, one to receive the numbers that follow it."""
         return torch.zeros(2 + ERROR_BYTES // 8 if head is None else int(head[0]), dtype=torch.int64)
 
     @classmethod
@@ -118,35 +125,47 @@ class Reply:
 
 @dataclass(frozen=True)
 class PendingSend:
-    """A message that is being sent, with its memory, which must stay until it is sent."""
+    """A message that is being sent. It keeps the tensors alive until torch has sent them."""
 
     parts: list[tuple[Any, Tensor]]
 
     def wait(self, seconds: float) -> None:
-        """Wait until all is sent; raises `RuntimeError` if that takes longer than `seconds`."""
+        """Wait until the whole message is sent. Raise `RuntimeError` if a part takes longer than `seconds`."""
         for work, _ in self.parts:
             wait(work, seconds)
 
 
 def wait(work: Any, seconds: float) -> None:
-    """Wait for a posted send or receive; raises `RuntimeError` if it takes longer, or the other process is gone."""
+    """Wait for a posted send or receive.
+
+    Raises:
+        RuntimeError: If it takes longer than `seconds`, or the other process is gone.
+    """
     work.wait(timedelta(seconds=max(seconds, 0.01)))
 
 
 RENDEZVOUS_FILE = "UNHEARD_MEETING_PLACE"
-"""The environment variable with which `--processes` names a file for the rendezvous; torchrun uses an address
-instead."""
+"""The environment variable in which `--processes` passes the path of the file through which the processes find each
+other. torchrun passes an address instead."""
 ARRIVAL_TIMEOUT = 600.0
-"""Seconds for all ranks to arrive: machines import and compile at different speeds."""
+"""Seconds that the leader waits for all ranks to connect. Machines may need minutes to import and to compile."""
 
 
 def world_size() -> int:
-    """The number of processes that were started together; 1 for a single process."""
+    """Return the number of processes that were started together; 1 for a single process."""
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def connect_ranks() -> tuple[Store, int, int]:
-    """The rendezvous: a key-value store of this attempt, this rank, and the number of ranks."""
+    """Find the other processes.
+
+    Returns:
+        A key-value store for this attempt, the rank of this process, and the number of ranks.
+
+    Raises:
+        RankError: If a rank does not arrive within `ARRIVAL_TIMEOUT` seconds; only on the leader.
+        RuntimeError: If the other processes cannot be reached.
+    """
     if path := os.environ.get(RENDEZVOUS_FILE):
         store, rank, size = FileStore(path), int(os.environ["RANK"]), world_size()
     else:
@@ -157,7 +176,7 @@ def connect_ranks() -> tuple[Store, int, int]:
 
 
 def _arrive(store: Store, mine: str, rank: int) -> str:
-    """A worker's side: publishes its number and waits for the leader's answer."""
+    """Publish the random number of this worker, and wait for the leader's answer. Return the prefix of this attempt."""
     store.set(f"unheard/hello/{rank}", mine)
     store.wait([f"unheard/welcome/{mine}"], timedelta(seconds=ARRIVAL_TIMEOUT))
     attempt = store.get(f"unheard/welcome/{mine}").decode()
@@ -166,9 +185,12 @@ def _arrive(store: Store, mine: str, rank: int) -> str:
 
 
 def _welcome(store: Store, attempt: str, size: int) -> str:
-    """The leader's side: answers every published number until each rank has confirmed.
+    """Answer the random number of every worker until each rank has confirmed. Return the prefix of this attempt.
 
-    Numbers of earlier attempts are never confirmed.
+    A number from an earlier attempt is answered too, but no process confirms it.
+
+    Raises:
+        RankError: If a rank does not confirm within `ARRIVAL_TIMEOUT` seconds.
     """
     missing, until = set(range(1, size)), time.monotonic() + ARRIVAL_TIMEOUT
     while missing:
@@ -187,19 +209,24 @@ def _welcome(store: Store, attempt: str, size: int) -> str:
 
 
 NO_TIMEOUT = timedelta(days=3650)
-"""How long a worker waits for a message: the leader may work for hours, and a dead leader is noticed by its
-connection."""
+"""How long a worker waits for the leader: in effect forever, because the leader may work for hours between messages.
+
+If the leader dies, its connection breaks, and the worker raises `RankError` immediately.
+"""
 
 
 class ProcessGroup:
-    """The processes that train together, as one of them sees it. `join` makes it.
+    """The connections of this process to the processes that train with it. Use `join` to create one.
 
     Attributes:
-        rank: This process; 0 is the leader.
+        rank: The number of this process; 0 is the leader.
         size: The number of processes.
-        local_rank, local_size: The same on this machine.
+        local_rank: The number of this process among the processes of this machine.
+        local_size: The number of processes of this machine.
         node: The number of this machine.
-        is_broken: Whether a connection has failed; nothing more can be sent then.
+        timeout: Seconds that ranks wait for each other.
+        device: The device of the tensors in collectives.
+        is_broken: Whether a connection has failed. If so, nothing more can be sent.
     """
 
     def __init__(self) -> None:
@@ -219,7 +246,7 @@ class ProcessGroup:
             The group, or None for a single process.
 
         Raises:
-            RankError: If not all processes arrive.
+            RankError: If a process does not arrive, or cannot be reached.
         """
         if world_size() == 1:
             return None
@@ -242,15 +269,15 @@ class ProcessGroup:
 
     @property
     def others(self) -> range:
-        """All ranks but the leader."""
+        """All ranks except the leader."""
         return range(1, self.size)
 
     def connect(self, device: torch.device, timeout: float) -> None:
-        """Open the connections for collectives. Every rank calls this at the same point.
+        """Open the connections for collectives. All ranks must call this at the same time.
 
         Args:
-            device: The device of this rank's engine; CUDA uses NCCL.
-            timeout: Seconds that ranks wait for each other.
+            device: The device of this rank's engine. CUDA devices use NCCL, others Gloo. All ranks need the same type.
+            timeout: Seconds that ranks wait for each other; the same on all ranks.
         """
         if self._collective is None or (device.type, timeout) != (self.device.type, self.timeout):
             backend = "nccl" if device.type == "cuda" else "gloo"
@@ -258,9 +285,15 @@ class ProcessGroup:
         self.device, self.timeout = device, timeout
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send one message to each worker and wait until all have confirmed it; `RankError` names one that did not.
+        """Send one message to each worker, and wait until every worker has confirmed it.
 
-        All sends are posted at once: one after the other would take longer than the work itself with hundreds of ranks.
+        All sends are posted at once. With hundreds of ranks, one send after the other would take longer than the work.
+
+        Args:
+            messages: One message per worker, in the order of ranks.
+
+        Raises:
+            RankError: If a worker does not confirm; the message names the rank.
         """
         posted = []
         for rank, message in zip(self.others, messages, strict=True):
@@ -272,14 +305,21 @@ class ProcessGroup:
         self.replies()
 
     def send_all(self, kind: str, fields: Mapping[str, Any] | None = None) -> None:
-        """Send the same message to every worker, as `send`."""
+        """Send the same message to every worker, and wait until every worker has confirmed it (see `send`)."""
         self.send([Message(kind, dict(fields or {})) for _ in self.others])
 
     def _post(self, rank: int, message: Message) -> PendingSend:
+        """Start to send a message to one rank, without waiting."""
         return PendingSend([(dist.isend(part, dst=rank), part) for part in message.encode()])
 
     def receive(self) -> Message:
-        """The next message of the leader, however long that takes. It is confirmed with an empty reply at once."""
+        """Wait for the next message of the leader, confirm it with an empty reply, and return it.
+
+        Waits without a timeout. An "end" message is not confirmed.
+
+        Raises:
+            RankError: If the leader is gone.
+        """
         sizes = torch.zeros(2, dtype=torch.int64)
         with self._naming(0):
             wait(dist.irecv(sizes, src=0), NO_TIMEOUT.total_seconds())
@@ -291,14 +331,12 @@ class ProcessGroup:
         return message
 
     def reply(self, numbers: np.ndarray | None = None, *, seconds: float = 0.0, error: str = "") -> None:
-        """Send a reply to the leader: integers and the time they took, or an error.
-
-        Waits until the leader receives it.
+        """Send a reply to the leader, and wait until the leader has received it.
 
         Args:
-            numbers: The result; None for a request that has none.
+            numbers: The result; None if the request has no result.
             seconds: How long the work took.
-            error: A message for the leader instead of a result.
+            error: The text of an error; the leader raises it as a `RankError`.
         """
         reply = Reply(np.empty(0, dtype=np.int64) if numbers is None else numbers, seconds, error)
         with self._naming(0):
@@ -306,9 +344,10 @@ class ProcessGroup:
                 wait(dist.isend(part, dst=0), NO_TIMEOUT.total_seconds())
 
     def replies(self) -> list[Reply]:
-        """One reply from each worker, in the order of ranks.
+        """Wait for one reply from each worker, and return the replies in the order of ranks.
 
-        Raises `RankError`, which names a rank that is late, gone or failed.
+        Raises:
+            RankError: If a worker is late, gone, or replied with an error; the message names the rank.
         """
         until, received, posted = time.monotonic() + self.timeout, [], []
         for rank in self.others:
@@ -328,32 +367,37 @@ class ProcessGroup:
         return received
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """The leader's tensor, on every rank; every rank passes a tensor of its shape and type."""
+        """Return the leader's tensor on every rank. Every rank must call this with a tensor of the same shape and type.
+
+        Raises:
+            RankError: If a rank is lost.
+        """
         tensor = tensor.to(self.device).contiguous()
         self._collectively(lambda: dist.broadcast(tensor, src=0, group=self._collective))
         return tensor
 
     def reduce_sum(self, units: Tensor) -> Tensor:
-        """The sum over ranks of integers; only the leader's result is the sum.
+        """Return the sum over ranks of integers. Every rank must call this; only the leader's result is the sum.
 
         Raises:
-            TypeError: Unless the tensor is int64.
+            TypeError: If the tensor is not int64.
+            RankError: If a rank is lost.
         """
-        # DP: in int64, where a sum is the same in any order on any number of ranks, and never rounds.
+        # DP: in int64, where a sum is the same in any order on any number of ranks, because nothing is rounded.
         if units.dtype != torch.int64:
-            raise TypeError(f"Sums over ranks are of int64, not of {units.dtype}.")
+            raise TypeError(f"reduce_sum adds int64 tensors only, not {units.dtype}.")
         units = units.to(self.device).contiguous()
         self._collectively(lambda: dist.reduce(units, dst=0, op=dist.ReduceOp.SUM, group=self._collective))
         return units
 
     def shutdown(self) -> None:
-        """End the workers' loops. A worker that cannot be reached notices that the leader is gone."""
+        """Tell every worker to end its loop. A worker that gets no message ends when the leader's connection closes."""
         for rank in () if self.is_broken else self.others:
             with suppress(RuntimeError):
                 self._post(rank, Message("end")).wait(2.0)
 
     def _collectively(self, collective: Callable[[], Any]) -> None:
-        """Run a collective; a failure becomes a `RankError`."""
+        """Run a collective operation and wait for the device. Raise `RankError` if it fails."""
         try:
             collective()
             if self.device.type == "cuda":
@@ -364,7 +408,7 @@ class ProcessGroup:
 
     @contextmanager
     def _naming(self, rank: int) -> Iterator[None]:
-        """Turn a failed connection in the block into a `RankError` that names the rank."""
+        """Raise a `RankError` that names the rank if a connection fails in the `with` block."""
         try:
             yield
         except RuntimeError as error:
@@ -380,11 +424,16 @@ _REMEDY = "Saved rounds are not lost: start again to continue the run, or let to
 
 
 def share_cores(local_size: int) -> None:
-    """Divide the cores of a machine among its ranks. torchrun gives each rank one thread, too few if ranks are few."""
+    """Set the number of torch threads so that the ranks of this machine share its cores.
+
+    torchrun sets OMP_NUM_THREADS to 1, which leaves cores idle if there are fewer ranks than cores. Another value of
+    OMP_NUM_THREADS is kept.
+    """
     if os.environ.get("OMP_NUM_THREADS", "1") == "1":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // local_size))
 
 
 def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's message without torch's prefix in brackets; else the name of its class."""
     return str(error).splitlines()[0].split("] ")[-1][:120] if str(error) else type(error).__name__

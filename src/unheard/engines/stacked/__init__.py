@@ -1,13 +1,15 @@
-"""The stacked engine: the local steps of many users of the paper's models at once, with gradients written out by hand.
+"""The stacked engine: computes the local steps of many users at once for the paper's models.
+
+The gradients are written out by hand instead of by autograd.
 
 One local step of user k (UserUpdateFedAvg in Algorithm 1 of the paper) is
 
     theta = theta0 + delta_k
     delta_k <- Clip(delta_k - eta * gradient of l(theta; b))
 
-Only delta_k differs between users, so a chunk of U users is a matrix delta [U, P] next to one theta0 [P] per run. The
-engine computes the step layer by layer, and never stores logits, dense gradients of the word tables, or theta itself
-for the whole model.
+Only delta_k differs between users, so a chunk of U users is a matrix delta [U, P] and one theta0 [P] per run. The
+kernels compute the step layer by layer. They never store the logits, the dense gradients of the word tables, or theta
+of the whole model.
 
 | module | content |
 | --- | --- |
@@ -17,11 +19,11 @@ for the whole model.
 | kernels.py | the step as a sequence of Triton kernels, recorded as a CUDA graph |
 | table_kernels.py | the word tables: softmax over all words, and the update of the table |
 | cell_kernels.py | the LSTM or GRU cell, forward and backward |
-| matrix_kernels.py | the gates' matrices and the projection: their values, their update, and the clip |
+| matrix_kernels.py | the matrices of the gates and of the projection: their values, their update, and the clip |
 | kernel_parts.py | functions that the kernels share |
 | cuda_kernels.py, cuda/ | the largest of these kernels in CUDA C++, for the paper's LSTM on Hopper GPUs |
 
-Shape letters (beyond those of unheard/parameters.py). A tensor's name ends in the letters of its shape:
+Shape letters, in addition to those of unheard/parameters.py. A tensor's name ends in the letters of its shape:
 
     U  users in a chunk           N  = B * T, positions in a local batch, ordered by time: n = t * B + b
     R  runs in a chunk (in `Buffers`); rows of a gate's matrix, X + H + 1 (in `Sizes` and the kernels)
@@ -37,11 +39,11 @@ The equations, for one user and one local batch. `on_sphere` normalises rows if 
     x_n = [E[token_n], features]                     [X]      read_inputs
     gates and state h_n from x_n and h_(n - B)       [H]      cell_forward, once per t
     o_n = h_n projection + bias                      [D]      project
-    p_n = softmax over words of (E o_n)              [V]      attend: only sum of exp, and sum of exp * E, are kept
+    p_n = softmax over words of (E o_n)              [V]      attend: keeps only the sums over words of exp and exp * E
     dl/do_n = (sum over v of p_nv E_v - E[target_n]) / targets in the batch      project_back
     dl/dh_n, dl/dgates                               [H]      project_back, cell_backward, once per t
     dl/dx_n                                          [X]      input_gradients
     delta of the matrices -= eta * inputs^T dl/dgates         update_matrix
-    delta of the table    -= eta * (p - 1 at the target)^T o  update_table, and dl/dx at the words read: update_read
-    scale_m = min(1, S_m / norm of layer m)          [M]      clip_scale; applied when delta is next read
+    delta of the table    -= eta * (p - 1 at the target)^T o  update_table; the part from dl/dx: update_read
+    scale_m = min(1, S_m / norm of layer m)          [M]      clip_scale; the next step multiplies delta by it
 """

@@ -1,14 +1,16 @@
 """The recurrent cell in Triton, forward and backward, with the gates of a time step fused.
 
 Kernels read and write the tensors of kernels.py. Their arguments are pointers; the letters are those of
-stacked/__init__.py. `gates` [U, N, 4, H] holds one after the other: the gates' input from the words (read_inputs), the
-gates' values (cell_forward), and the gradients with respect to the gates' sums (cell_backward). The GRU has three gates
-and uses the fourth entry for the state's part of the new gate, whose gradient differs from that of the input's part.
-plain.py computes the same in torch.
+stacked/__init__.py. `gates` [U, N, 4, H] is overwritten twice in a local step: it holds x W + b after read_inputs, the
+values of the gates after cell_forward, and the gradients with respect to the gates' sums after cell_backward. The GRU
+has three gates. It uses the fourth entry for h U, the state's part of the new gate n, whose gradient differs from that
+of the input's part. plain.py computes the same in torch.
 
-LSTM (gates i, f, g, o; section 3 of the paper):    c_t = sigmoid(f) c_(t-1) + sigmoid(i) tanh(g),    h_t = sigmoid(o)
-tanh(c_t) GRU (gates r, z, n; Cho et al. 2014):               n = tanh(x W + b + r * (h U)),                    h_t = (1
-- z) n + z h_(t-1)"""
+    LSTM (gates i, f, g, o; section 3 of the paper):    c_t = sigmoid(f) c_(t-1) + sigmoid(i) tanh(g)
+                                                        h_t = sigmoid(o) tanh(c_t)
+    GRU (gates r, z, n; Cho et al. 2014):               n = tanh(x W + b + r * (h U))
+                                                        h_t = (1 - z) n + z h_(t-1)
+"""
 
 import triton
 import triton.language as tl
@@ -23,9 +25,10 @@ def read_inputs(
     N: tl.constexpr, R: tl.constexpr, XB: tl.constexpr, NB: tl.constexpr, BJ: tl.constexpr,
     UNIT: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Inputs x [N, X] of one user (word vectors and features), and x W + b for BJ columns of one gate, [N, BJ].
+    """Compute the inputs x [N, X] of one user (word vectors and features), and x W + b for BJ columns of one gate.
 
-    Also stores x and 1 / norm of the word vectors, for the backward pass. Grid: (G * blocks of columns, U)."""
+    Writes x W + b [N, BJ] to `gates`, and for the backward pass x to `inputs` and 1 / norm of the word vectors to
+    `inverse`. Grid: (G * blocks of columns, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -64,7 +67,7 @@ def cell_forward(
     MIDDLE: tl.constexpr, BB: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr,
     GRU: tl.constexpr, FIRST: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Time step t of the cell for BJ columns of the state: h_t and c_t [B, BJ], and the values of the gates.
+    """Compute time step t of the cell for BJ columns: the state h_t, the cell c_t [B, BJ], and the values of the gates.
 
     Alternates the order of users between time steps, so that the weights last used are still in L2. Grid: (blocks of
     columns, U)."""
@@ -128,11 +131,12 @@ def cell_backward(
     GRU: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Time step t of the backward pass for BJ columns: the gates' values become the gradients of their sums, in place.
+    """Compute time step t of the backward pass for BJ columns.
 
-    dl/dh_t [B, BJ] is the gradient from the output plus that of step t + 1 through the gates' weights on the state.
-    `carried` [U, B, H] is what step t + 1 passes to t directly: dl/dc (LSTM), or z * dl/dh (GRU). Grid: (blocks of
-    columns, U)."""
+    Replaces the gates' values in `gates` by the gradients with respect to the gates' sums. dl/dh_t [B, BJ] is the
+    gradient from the output plus that of step t + 1 through the gates' weights on the state. `carried` [U, B, H] is the
+    gradient that step t + 1 passes to step t without these weights: f * dl/dc (LSTM), or z * dl/dh (GRU). Grid: (blocks
+    of columns, U)."""
     u = tl.program_id(1)
     u = tl.where(t % 2 == 0, u, U - 1 - u).to(tl.int64)
     if not at_work(step, num_steps, u):
@@ -151,7 +155,7 @@ def cell_backward(
         for block in range(G * blocks):
             gate = block // blocks
             place = gate
-            if GRU:  # the state's part of the new gate has its own gradient
+            if GRU:  # The gradient of h U, the state's part of n, is in the fourth entry.
                 place = tl.where(gate == 2, 3, gate)
             column = (block % blocks) * BK + k
             later = tl.load(
@@ -202,8 +206,10 @@ def input_gradients(
     DB: tl.constexpr, NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     UNIT: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """dl/dx [BN, D] of the word vectors at BN positions: the gates' gradients times the input weights, then through the
-    normalisation: d = (d - (d . x) x) / norm. Grid: (blocks of positions, U)."""
+    """Compute dl/dx [BN, D], the gradients with respect to the word vectors at BN positions.
+
+    This is the product of the gates' gradients and the input weights. With unit norms, the derivative of the
+    normalisation is applied too: d <- (d - (d . x) x) / norm. Grid: (blocks of positions, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return

@@ -1,13 +1,13 @@
 """The stacked engine: divides users into chunks, takes their local steps, and sums the deltas.
 
-Input: cohorts, each with its own parameters, plan and users. Output: the bounded sum of each cohort. Users are sorted
-by their number of local steps, so that a chunk holds users of similar length; a user who has finished costs nothing.
-`Chunk.fill` writes the batches of a chunk's users and the settings of their runs into its buffers (sizes.py), which are
-reused for the next users. On a CPU the steps are those of plain.py, on CUDA those of the Triton kernels.
-tests/agreement compares the engine with engines/reference.py.
+Input: cohorts, each with its own parameters, plan and users. Output: the sum of the clipped updates of each cohort.
+Users are sorted by their number of local steps, so that a chunk holds users of similar length; no time is spent on
+users who have finished. `Chunk.fill` writes the batches of a chunk's users and the settings of their runs into its
+buffers (sizes.py), which are reused for later users. The steps are computed by plain.py on a CPU, and by the kernels of
+kernels.py on CUDA. tests/agreement compares the engine with engines/reference.py.
 
-The kernels handle the paper's models, batches of up to `LARGEST_BATCH` positions, and three kinds of clip
-(`clip_kind`). Every other combination is delegated to the engine for any model, engines/vectorised.py."""
+The steps support the paper's models and three kinds of clip (`clip_kind`), and on CUDA batches of up to `LARGEST_BATCH`
+positions. The engine delegates every other cohort to the engine for any model, engines/vectorised.py."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,14 +31,20 @@ from unheard.parameters import to_device
 from unheard.updates.user_update import User, stacked_batches, token_counts
 
 LARGEST_CHUNK = {"cpu": 2, "cuda": 2048}
-"""The chunk size beyond which the engine is no faster, by type of device."""
+"""The largest number of users in a chunk, by type of device. Larger chunks are not faster."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Task:
-    """The batches of one cohort's users: `cohort` is its number in the call, `windows_USBW` and `num_steps_U` are as
-    from updates/user_update.py, and `num_tokens_U` is how many tokens each user has."""
+    """The batches of the users of one cohort.
+
+    Args:
+        cohort: The index of the cohort in the call of `sum_cohorts`.
+        windows_USBW: The windows of all users, from `stacked_batches` in updates/user_update.py.
+        num_steps_U: The number of local steps of each user.
+        num_tokens_U: The number of tokens of each user.
+    """
 
     cohort: int
     windows_USBW: np.ndarray
@@ -46,26 +52,26 @@ class Task:
     num_tokens_U: np.ndarray
 
     def chosen(self, users: np.ndarray) -> np.ndarray:
-        """The batches of some users: a view if the users are consecutive, else a copy."""
+        """Return the batches of some users: a view if the users are consecutive, else a copy."""
         if users[-1] - users[0] + 1 == len(users) and (np.diff(users) == 1).all():
             return self.windows_USBW[users[0] : users[-1] + 1]
         return self.windows_USBW[users]
 
     @classmethod
     def of(cls, c: int, cohort: Cohort) -> "Task":
-        """The windows and step counts of a cohort's users. `c` is the index of the cohort."""
+        """Cut the text of a cohort's users into batches. `c` is the index of the cohort."""
         windows_USBW, num_steps_U = stacked_batches(cohort.plan.update, cohort.users, cohort.seed)
         return cls(c, windows_USBW, num_steps_U, token_counts(cohort.users))
 
 
 Members = list[tuple[Task, np.ndarray]]
-"""The users of a chunk: the task of each cohort that has users in it, in the order of the cohorts, and the users'
-numbers within that cohort (an array, or one number)."""
+"""The users of a chunk, as pairs: the task of a cohort, and the indices of the cohort's users that are in the chunk (an
+array, or one number). Pairs are in the order of the cohorts."""
 
 
 @dataclass(frozen=True, repr=False)
 class Chunk:
-    """Buffers, the step that works on them, and the key under which the engine keeps them for reuse."""
+    """The buffers of a chunk of users, the step that works on them, and the key under which the engine keeps them."""
 
     key: tuple[int, ...]
     buffers: Buffers
@@ -73,20 +79,23 @@ class Chunk:
 
     @torch.no_grad()
     def fill(self, cohorts: Sequence[Cohort], members: Members) -> int:
-        """Writes users into the buffers. Returns the largest number of local steps.
+        """Write the users' batches and the settings of their runs into the buffers.
 
         Args:
-            cohorts: all cohorts of the call; theta0 and settings of each are written.
-            members: the users of this chunk.
+            cohorts: All cohorts of the call. theta0 and the settings of each cohort are written.
+            members: The users of this chunk.
+
+        Returns:
+            The largest number of local steps of a user of this chunk.
 
         Raises:
-            InvalidValue: for a clip that the steps cannot apply.
+            InvalidValue: For a clip that the steps cannot apply.
         """
         b = self.buffers
         members = [(task, np.atleast_1d(users)) for task, users in members]
         device, U = b.delta_UP.device, sum(len(users) for _, users in members)
         if isinstance(self.step, PlainStep):
-            # DP: nothing of those who were here before is left: a user's update begins at zero, whoever came first.
+            # DP: the deltas of earlier users are cleared, so that every user's update begins at zero.
             b.delta_UP.zero_()
         b.square_UM.zero_()
         b.scale_UM.fill_(1)
@@ -101,8 +110,8 @@ class Chunk:
         num_steps_U = np.concatenate([task.num_steps_U[users] for task, users in members])
         steps = int(num_steps_U.max(initial=0))
         if not isinstance(self.step, PlainStep) and (num_steps_U == 0).any():
-            # DP: the kernels write the whole delta of a user in the first local step, without reading what was there; the
-            # delta of a user who takes no step is zero.
+            # DP: the kernels write the whole delta of a user in the first local step, without reading the memory. They
+            # write nothing for a user without steps; the delta of a user who takes no step is zero, and is set here.
             b.delta_UP[to_device(np.flatnonzero(num_steps_U == 0), device)] = 0
         b.num_steps_U[:U].copy_(to_device(num_steps_U, device))
         b.run_U[:U].copy_(
@@ -124,17 +133,16 @@ class Chunk:
 
 
 def _by_time(values_USBT: torch.Tensor) -> torch.Tensor:
-    """[U, S, B, T] -> [S, U, T * B]: the positions of one time step are adjacent."""
+    """Reorder [U, S, B, T] to [S, U, T * B], so that the positions of one time step are adjacent."""
     return values_USBT.permute(1, 0, 3, 2).flatten(2)
 
 
 NONE, FLAT, PER_LAYER = 0, 1, 2
-"""The clips that the kernels can apply after a local step: none, one ball around the whole delta, one ball around each
-layer."""
+"""The kinds of clip that the steps can apply: no clip, one ball around the whole delta, one ball around each layer."""
 
 
 def clip_kind(plan: RoundPlan) -> int | None:
-    """Which of those three the plan's clip is, by the balls that it consists of; None for any other clip."""
+    """Return whether the plan's clip is `NONE`, `FLAT` or `PER_LAYER`, judged by its balls; None for any other clip."""
     balls, layout = plan.contribution.balls, plan.layout
     if not balls:
         return NONE if math.isinf(plan.contribution.l2_bound) else None
@@ -143,13 +151,20 @@ def clip_kind(plan: RoundPlan) -> int | None:
         return FLAT
     if where == [(layer.start, layer.stop) for layer in layout.slices.values()]:
         return PER_LAYER
-    # DP: a clip that the kernels do not know is never taken for no clip.
+    # DP: a clip that the kernels do not support is never treated as no clip.
     return None
 
 
 def _clip_of(plan: RoundPlan, M: int) -> tuple[float, float, int, list[float]]:
-    """The settings of a run as the buffers hold them: eta, 1 - eta * lambda, the kind of clip, a radius for each
-    layer."""
+    """Return the settings of a run for the buffers: eta, 1 - eta * lambda, the kind of clip, a radius for each layer.
+
+    Args:
+        plan: The plan of the round.
+        M: The number of layers.
+
+    Raises:
+        InvalidValue: For a clip that the steps cannot apply.
+    """
     eta = plan.update.learning_rate
     kind = clip_kind(plan)
     if kind is None:
@@ -162,14 +177,15 @@ def _clip_of(plan: RoundPlan, M: int) -> tuple[float, float, int, list[float]]:
 
 @dataclass(frozen=True)
 class StackedEngine:
-    """The engine for `TiedLSTM` and `TiedGRU`: chunks of users, each with a delta of its own.
+    """The engine for `TiedLSTM` and `TiedGRU`. It computes the local steps of a chunk of users at once.
 
     Args:
-        model: the paper's model, with its vocabulary size known.
+        model: The paper's model, with a known vocabulary size.
         device: "cpu" or "cuda".
-        users_at_once: users in a chunk; None: as many as fit the free memory, up to `LARGEST_CHUNK`.
-        precision: of deltas and of products within a user's own steps. The clip of the returned delta and the sum are
-            exact in any precision.
+        users_at_once: The number of users in a chunk. None: as many as fit into memory, up to `LARGEST_CHUNK`.
+        precision: The precision of deltas and of products within a user's local steps: "float32", "bfloat16",
+            "float64", or "auto" (bfloat16 on CUDA, else that of the parameters). On a CPU deltas are float32 even with
+            "bfloat16". The clip of the returned delta and the sum are exact in any precision.
     """
 
     model: LanguageModel
@@ -183,12 +199,15 @@ class StackedEngine:
     def build(
         cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
     ) -> "StackedEngine":
-        """See `EngineClass.build`."""
+        """Return the engine for a model on a device (see `EngineClass.build`)."""
         return cls(model, device, users_at_once, precision)
 
     @classmethod
     def unsupported(cls, model: LanguageModel, precision: str) -> str | None:
-        """See `EngineClass.unsupported`. Only `TiedLSTM` and `TiedGRU` are supported."""
+        """Return the reason why the model is not supported, else None (see `EngineClass.unsupported`).
+
+        `TiedLSTM` and `TiedGRU` are supported, unless they project word vectors after local steps.
+        """
         if isinstance(model, TiedLSTM | TiedGRU) and model.projects_locally:
             return (
                 "The engine 'stacked' does not project word vectors after local steps (model.step_norm). "
@@ -201,20 +220,20 @@ class StackedEngine:
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
-        """See `Engine.sum_updates`."""
+        """Return the sum of the users' clipped updates (see `Engine.sum_updates`)."""
         return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
-        """The sum of each cohort.
+        """Return the sum of each cohort (see `Engine.sum_cohorts`).
 
-        Users of all cohorts share chunks; each user's delta is added to their own cohort's sum.
+        Users of several cohorts may be in one chunk. Each delta is added to the sum of the user's own cohort.
         """
         if any(cohort.plan.update.batch_size is None for cohort in cohorts):
             # DP: a batch of all of a user's data has a size of its own, and products of another size round differently:
-            # filled up to the largest in the chunk, one user would change what another adds.
+            # if batches were padded to the largest of the chunk, another user would change a user's contribution.
             return [self._delegate(cohort) for cohort in cohorts]
         if any(clip_kind(cohort.plan) is None for cohort in cohorts):
-            # The kernels do not know this clip; the engine for any model applies every clip.
+            # The steps cannot apply this clip; the engine for any model can.
             return [self._delegate(cohort) for cohort in cohorts]
         tasks = [Task.of(c, cohort) for c, cohort in enumerate(cohorts)]
         shapes = {task.windows_USBW.shape[2:] for task in tasks}
@@ -228,17 +247,18 @@ class StackedEngine:
         totals: dict[int, CohortSum] = {}
         with one_thread_per_chunk(self.device) as run_all:
             for sums in run_all(chunk_sums, list(self._chunks(tasks, dtype))):
-                for c, part in sums:  # added at once: kept until the end, the sums would fill the memory
+                for c, part in sums:  # added immediately: the sums of all chunks together would fill the memory
                     totals[c] = cohorts[c].plan.contribution.add(totals.get(c), part)
         nobody = self.model.layout.total
         return [totals.get(c) or cohort.plan.contribution.sum([], nobody) for c, cohort in enumerate(cohorts)]
 
     @property
     def _is_coarse_on_cpu(self) -> bool:
-        """Whether a CPU computes products in bfloat16. Its deltas are then float32: it has no products of mixed type."""
+        """Whether a CPU computes products in bfloat16. Deltas are float32 then."""
         return self.precision == "bfloat16" and self.device.type == "cpu"
 
     def _dtype(self, cohort: Cohort) -> torch.dtype:
+        """Return the type of deltas in the buffers."""
         if self._is_coarse_on_cpu:
             return torch.float32
         if self.precision != "auto":
@@ -248,7 +268,7 @@ class StackedEngine:
         return cohort.params_P.dtype
 
     def _fits(self, batch: tuple[int, ...]) -> bool:
-        """Whether the kernels can hold a whole batch; a larger one is delegated to the engine for any model."""
+        """Whether the step can compute batches of this shape [B, W] on this device. Larger batches are delegated."""
         if self.device.type != "cuda":
             return True
         if not has_kernels(self.device):
@@ -259,15 +279,16 @@ class StackedEngine:
         return sizes.N <= LARGEST_BATCH and max(sizes.X, sizes.H) <= LARGEST_WIDTH
 
     def _delegate(self, cohort: Cohort) -> CohortSum:
+        """Return the sum of a cohort, computed by the engine for any model."""
         return self._any_model.sum_updates(cohort.params_P, cohort.users, cohort.plan, Drawn(cohort.seed))
 
     @cached_property
     def _any_model(self) -> VectorisedEngine:
-        """The engine for what the kernels do not support. One for all rounds, since it caches what it compiles."""
+        """The engine for cohorts that the steps do not support. It is kept for all rounds, with its compiled code."""
         return VectorisedEngine(self.model, self.device, self.users_at_once, self.precision)
 
     def _chunks(self, tasks: list[Task], dtype: torch.dtype) -> Iterator[Members]:
-        """Chunks of nearly equal size, no larger than memory allows. Users of similar length share a chunk."""
+        """Yield chunks of nearly equal size that fit into memory. Users of similar length share a chunk."""
         counts = [len(task.num_steps_U) for task in tasks]
         if not sum(counts):
             return
@@ -279,13 +300,20 @@ class StackedEngine:
         cohort_N = np.repeat(np.arange(len(tasks)), counts)
         user_N = np.concatenate([np.arange(count) for count in counts])
         for chunk in np.array_split(by_length, -(-len(by_length) // size)):
-            chunk.sort()  # by cohort, then by user
+            chunk.sort()  # Indices run over the cohorts in order, so this groups users by cohort.
             present, first = np.unique(cohort_N[chunk], return_index=True)
             users = np.split(user_N[chunk], first[1:])
             yield [(tasks[c], chosen) for c, chosen in zip(present.tolist(), users, strict=True)]
 
     def _users_that_fit(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        """How many users fit into 60 % of the memory that is free or reserved by idle chunks."""
+        """Return the number of users for whom 60 % of the available memory is enough, at most `LARGEST_CHUNK`.
+
+        Available is memory that is free, that torch has reserved and does not use, or that idle chunks occupy.
+
+        Args:
+            shape: The shape of `Task.windows_USBW`.
+            dtype: The type of deltas.
+        """
         largest = LARGEST_CHUNK[self.device.type]
         if self.device.type != "cuda":
             return largest
@@ -301,7 +329,7 @@ class StackedEngine:
     def _chunk_sums(
         self, cohorts: Sequence[Cohort], members: Members, dtype: torch.dtype
     ) -> list[tuple[int, CohortSum]]:
-        """The sum of one chunk's users for each cohort that has users in it, with the number of the cohort."""
+        """Compute the updates of one chunk. Return the index and the sum of each cohort that has users in the chunk."""
         chunk = self._take_chunk(members, dtype, len(cohorts))
         steps = chunk.fill(cohorts, members)
         chunk.step.run(steps)
@@ -310,7 +338,7 @@ class StackedEngine:
             plan, rows = cohorts[task.cohort].plan, slice(row, row + len(users))
             weight_units_U = plan.weights.units(task.num_tokens_U[users])
             unclipped_U = chunk.buffers.unclipped_U[rows] if plan.adaptive_clip else None
-            # The CUDA kernels know the norms of what they wrote; one for the whole delta, or one for each layer.
+            # The CUDA kernels also compute squared norms: one of the whole delta, or one of each layer.
             balls = len(plan.contribution.balls)
             square_UJ = chunk.buffers.square_UM[rows, :balls] if chunk.step.knows_squares else None
             total = plan.contribution.of_users(chunk.buffers.delta_UP[rows], weight_units_U, unclipped_U, square_UJ)
@@ -320,8 +348,15 @@ class StackedEngine:
         return sums
 
     def _take_chunk(self, members: Members, dtype: torch.dtype, R: int) -> Chunk:
-        """An idle chunk with capacity for the members, or a new one. Capacities are rounded up, so that cohorts of
-        similar size reuse the same chunk."""
+        """Return an idle chunk with capacity for the members, or a new one.
+
+        Capacities are rounded up, so that cohorts of similar size reuse the same chunk.
+
+        Args:
+            members: The users.
+            dtype: The type of deltas.
+            R: The number of runs.
+        """
         _, B, W = members[0][0].windows_USBW.shape[1:]
         S = max(task.windows_USBW.shape[1] for task, _ in members)
         U = sum(np.size(users) for _, users in members)
@@ -332,7 +367,7 @@ class StackedEngine:
         waiting = self._idle.setdefault(key, [])
         if waiting:
             return waiting.pop()
-        if self.device.type == "cuda":  # free the memory of chunks of other sizes
+        if self.device.type == "cuda":  # Free the memory of chunks of other sizes.
             for other, idle in self._idle.items():
                 if other != key and len(self._idle) > 4:
                     idle.clear()

@@ -1,4 +1,4 @@
-"""One local step of a chunk as a sequence of Triton kernels; on CUDA recorded once as a graph and replayed.
+"""One local step of a chunk as a sequence of Triton kernels. On CUDA the sequence is recorded once as a graph.
 
 Input: `Buffers`. Output: the same buffers, one local step later. `KernelStep.take` launches the kernels in the order of
 the equations in stacked/__init__.py:
@@ -7,10 +7,11 @@ the equations in stacked/__init__.py:
     project_back, cell_backward (T times), input_gradients,                            backward
     update_matrix (gates, projection), update_table, update_read, clip_scale           step and clip
 
-On a Hopper GPU kernels in CUDA C++ (cuda_kernels.py) take the place of form_state_weights, the cell, attend,
-update_matrix of the gates, and update_table, for the models that they support.
+On a Hopper GPU, for the models that they support, kernels in CUDA C++ (cuda_kernels.py) replace form_state_weights, the
+cell, attend, update_matrix of the gates, and update_table.
 
-Block sizes were chosen on an H200 (docs/log.md); they change the speed and never the meaning.
+Block sizes were chosen by measurements on an H200 (docs/log.md). They change the speed, and the results only within
+rounding.
 """
 
 import math
@@ -27,17 +28,17 @@ from unheard.engines.stacked import table_kernels as embedding
 from unheard.engines.stacked.sizes import Buffers
 
 LARGEST_BATCH = 128
-"""The most positions of a local batch (B * T) that a kernel holds; the engine delegates larger batches."""
+"""The largest number of positions of a local batch (B * T). The engine delegates larger batches."""
 LARGEST_WIDTH = 256
-"""The largest X (word vector and features) or H (state) that a kernel holds."""
+"""The largest X (word vector and features) and H (state). The engine delegates larger models."""
 
 
 class KernelStep:
     """The kernels of one local step, their block sizes and their intermediate tensors.
 
     Args:
-        buffers: of the chunk.
-        tuning: block sizes to override, by name (`_blocks`).
+        buffers: The buffers of the chunk.
+        tuning: Block sizes that replace the defaults, by their names in `_blocks`.
     """
 
     def __init__(self, buffers: Buffers, **tuning: int) -> None:
@@ -53,8 +54,8 @@ class KernelStep:
         if self.cuda:
             gate_blocks = s.G
         projection_blocks = -(-(s.H + 1) // k["matrix_rows"]) * -(-s.D // k["matrix_cols"])
-        # Each program writes the square of its part of the norm into a slot of its own, and slot_layer names the slot's
-        # layer: sums without atomics are the same every time.
+        # Each program writes the squared norm of its part into a slot of its own; slot_layer has the layer of each
+        # slot. Atomic additions would give sums that depend on the order of programs.
         layers = [0] * tables
         self.slot_gates = len(layers)
         for gate in range(s.G):
@@ -69,7 +70,7 @@ class KernelStep:
         self.grid_table, self.grid_gates, self.grid_projection = tables, gate_blocks, projection_blocks
         self.slot_layer = torch.tensor(layers, dtype=torch.int32, device=device)
         self.squares = torch.zeros(buffers.U, self.slots, dtype=torch.float64, device=device)
-        # Intermediate tensors of a step: factors of products in the deltas' precision, the rest in float32.
+        # Intermediate tensors of a step. Factors of products have the type of the deltas; the others are float32.
         U, D, H, N, dtype = buffers.U, s.D, s.H, s.N, buffers.delta_UP.dtype
         self.middle_UW = torch.zeros(0 if self.cuda else U, s.G * s.R * s.H, dtype=dtype, device=device)
         self.input_UNX = torch.zeros(U, N, s.X, dtype=dtype, device=device)
@@ -89,7 +90,7 @@ class KernelStep:
         self.part_total = torch.zeros(buffers.U, splits, s.N, device=device)
         self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}
         if self.cuda:
-            # Word vectors of the first local step, one table per run.
+            # In the first local step all users of a run have the same word vectors, so one table per run is enough.
             words = math.lcm(k["attend_words"], k["fresh_words"])
             rows = -(-s.V // words) * words
             self.vector_RVD = torch.zeros(buffers.R, rows, D, dtype=dtype, device=device)
@@ -98,7 +99,11 @@ class KernelStep:
             self.clusters = k["clusters"] or self.cuda_kernels[False]["lstm_backward"].clusters_at_once()
 
     def _compile_cuda(self, fresh: bool) -> dict[str, cuda_kernels.CudaKernel]:
-        """The kernels in CUDA C++, by name, with the sizes as constants; for the first local step, or for the others."""
+        """Compile the kernels in CUDA C++, with the sizes as constants, and return them by name.
+
+        Args:
+            fresh: Whether the kernels are for the first local step.
+        """
         s, k = self.b.sizes, self.blocks
         base = dict(P=self.b.delta_UP.stride(0), M=s.M, FRESH=int(fresh))
         gates = dict(**base, AT=s.gates_at, X=s.X, T=s.T)
@@ -115,7 +120,7 @@ class KernelStep:
         matrices = dict(
             **gates, SLOTS=self.slots, SLOT=self.slot_gates, WARPS=gate_warps, BLOCKS_PER_SM=k["gates_blocks"]
         )
-        shapes = {  # file, constants, threads, bytes of shared memory
+        shapes = {  # by kernel: file, constants, threads per block, bytes of shared memory
             "lstm_forward": ("cells.cu", gates, 256, 140_288 + 992 * s.N + 16),
             "lstm_backward": ("cells.cu", gates, 256, 16_384 + 576 * s.N + 147_456 + 16),
             "form_vectors": ("attend.cu", attend, 64, 0),
@@ -138,22 +143,26 @@ class KernelStep:
 
     @torch.no_grad()
     def run(self, num_steps: int) -> None:
-        """Takes `num_steps` local steps of all users. On CUDA a step is recorded as a graph when it is first taken: one
-        graph for the first local step and one for the others."""
+        """Take `num_steps` local steps of all users. A user who has fewer steps is skipped after the last one.
+
+        On CUDA the step is recorded as a graph at the first call: one graph for the first local step, and one for the
+        others.
+        """
         for step in range(num_steps):
             is_first = step == 0
             if is_first in self.graphs:
                 self.graphs[is_first].replay()
                 continue
-            self.take(is_first)  # compiles the kernels, which is not possible while recording
+            self.take(is_first)  # Triton compiles the kernels here; it cannot compile while a graph is recorded.
             if self.b.delta_UP.device.type == "cuda":
                 self.graphs[is_first] = _recorded(partial(self.take, is_first))
 
     def take(self, is_first: bool) -> None:
-        """One local step: forward, backward, step, clip.
+        """Take one local step of all users: forward pass, backward pass, update, and the factors of the clip.
 
         Args:
-            is_first: Whether it is the first local step. The deltas are zero then, and their memory is not read.
+            is_first: Whether it is the first local step. If so, deltas are taken to be zero and their memory is not
+                read.
         """
         b, s, k = self.b, self.b.sizes, self.blocks
         U, table = b.U, 0 if s.tied else 3 + 2 * s.G
@@ -169,7 +178,7 @@ class KernelStep:
         cuda = self.cuda_kernels[is_first] if self.cuda else {}
         clusters = min(U, self.clusters) if self.cuda else 0
         grid_cells = (4 * clusters, 1)
-        # The gates' matrices for the cells in Triton: those of each user, or in the first local step those of each run.
+        # The gates' matrices for the cells in Triton. In the first local step all users of a run use those of theta0.
         middle, W = (b.theta0_RP[:, s.gates_at :], P) if is_first else (self.middle_UW, s.G * s.R * s.H)
         gates = dict(P=P, AT=s.gates_at, M=M)
         projection = dict(P=P, AT=s.projection_at, LAYER=1 + 2 * G, M=M)
@@ -281,7 +290,7 @@ class KernelStep:
 
 
 def _recorded(take: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of one local step."""
+    """Record one local step as a CUDA graph and return the graph."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -290,9 +299,9 @@ def _recorded(take: Callable[[], None]) -> torch.cuda.CUDAGraph:
 
 
 def _two_blocks(size: int) -> tuple[int, int]:
-    """A size as the sum of two powers of two of at least 16, the second of which may be 0:
+    """Return two powers of two whose sum is at least `size`; each is at least 16, but the second may be 0.
 
-    96 = 64 + 32, 80 = 64 + 16.
+    Examples: 96 = 64 + 32, 80 = 64 + 16.
     """
     whole = max(16, triton.next_power_of_2(size))
     if size == whole or size <= 32:
@@ -302,7 +311,12 @@ def _two_blocks(size: int) -> tuple[int, int]:
 
 
 def _blocks(buffers: Buffers, tuning: dict[str, int]) -> dict[str, int]:
-    """Block sizes that were fastest on an H200; smaller for a small model."""
+    """Return block sizes by name: those that were fastest on an H200, smaller for a small model.
+
+    Args:
+        buffers: The buffers of the chunk.
+        tuning: Block sizes that replace the defaults.
+    """
     s = buffers.sizes
     fine, cuda = buffers.delta_UP.dtype == torch.float32, tuning.get("cuda", cuda_kernels.supported(buffers))
     H, D = (max(16, triton.next_power_of_2(size)) for size in (s.H, s.D))

@@ -1,4 +1,4 @@
-"""The matrices between the word tables in Triton: their values, the projection, their update, and the clip.
+"""The matrices of the gates and of the projection in Triton: their values, the projection, their update, and the clip.
 
 Kernels read and write the tensors of kernels.py. Their arguments are pointers; the letters are those of
 stacked/__init__.py. plain.py computes the same in torch."""
@@ -15,10 +15,10 @@ def form_state_weights(
     P: tl.constexpr, AT: tl.constexpr, M: tl.constexpr, X: tl.constexpr, H: tl.constexpr, R: tl.constexpr,
     MIDDLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """theta = theta0 + c * delta for one gate's weights on the state, [H, H], in the precision of the products; c is the
-    layer's pending clip.
+    """Compute theta0 + c * delta for one gate's weights on the state, [H, H], in the precision of the products.
 
-    The values are read about twenty times per local step, so they are computed once. Grid: (blocks of H * H, U, G)."""
+    The cell reads the values in every time step, forward and backward, so they are computed once and stored. Grid:
+    (blocks of H * H, U, G)."""
     u, gate = tl.program_id(1).to(tl.int64), tl.program_id(2)
     if not at_work(step, num_steps, u):
         return
@@ -36,7 +36,7 @@ def project(
     D: tl.constexpr, H: tl.constexpr, N: tl.constexpr, DB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """o = h projection + bias, [BN, D], for BN positions. Grid: (blocks of positions, U)."""
+    """Compute the outputs o = h projection + bias, [BN, D], at BN positions. Grid: (blocks of positions, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -65,10 +65,10 @@ def project_back(
     DB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     UNIT: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Joins the splits of `attend` for BN positions and computes the gradients of the outputs.
+    """Combine the splits of `attend` for BN positions, and compute the gradients with respect to outputs and states.
 
-    log_sum [BN] = log of the sum of exponentials; dl/do [BN, D] = share * (expected word vector - vector of the
-    target); and dl/dh [BN, H] = dl/do projection^T. Grid: (blocks of positions, U)."""
+    Writes log_sum [BN], the log of the sum of exponentials; dl/do [BN, D] = share * (expected word vector - vector of
+    the target); and dl/dh [BN, H] = dl/do projection^T. Grid: (blocks of positions, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -114,12 +114,12 @@ def update_matrix(
     NB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, GRU: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Updates a block of a matrix [X + K + 1, C] of one user: delta <- c * keep * delta - eta * z^T gradients.
+    """Update a block of a matrix [X + K + 1, C] of one user: delta <- c * keep * delta - eta * z^T gradients.
 
-    z [N, X + K + 1] is the input of the matrix: X inputs, K states of SHIFT positions before, and a constant 1 for the
-    bias. The gates have X = input of the cell, K = C = H and SHIFT = B; the projection has X = 0, K = H, C = D and
-    SHIFT = 0. Also writes the squared norms of the new delta, weight and bias separately. Grid: (gates * blocks of rows
-    * blocks of columns, U)."""
+    z [N, X + K + 1] is the input of the matrix: X inputs, K states of the position that is SHIFT positions earlier, and
+    a constant 1 for the bias. For the gates X is the input size of the cell, K = C = H and SHIFT = B. For the
+    projection X = 0, K = H, C = D and SHIFT = 0. Also writes the squared norms of the new delta, those of weight and
+    bias in separate slots. Grid: (gates * blocks of rows * blocks of columns, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -173,12 +173,12 @@ def clip_scale(
     squares, slot_layer, radius, clip_kind, run, step, num_steps, scale, unclipped, square,
     SLOTS: tl.constexpr, SB: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """scale [M] = min(1, S_m / norm of layer m), from the squares that the update kernels left; flat: the same for
-    every layer.
+    """Compute the factors of the clip, scale [M] = min(1, S_m / norm of layer m), from the slots of `squares`.
 
-    The scale is applied when the delta is next read. A NaN gives scale 1; the aggregation gives such a user exactly
-    zero. Also clears `unclipped` of a user who was clipped, and keeps the squared norms, `square` [M], for the
-    aggregation: of each layer, or (unless the clip is per layer) of the whole delta. Grid: (U,)."""
+    A flat clip has the same factor for every layer. The factors are applied when the delta is next read. A norm of NaN
+    gives the factor 1; the aggregation replaces the contribution of such a user by zero. Also sets `unclipped` to 0 for
+    a user who was clipped, and writes the squared norms `square` [M] for the aggregation: those of the layers if the
+    clip is per layer, else that of the whole delta. Grid: (U,)."""
     u = tl.program_id(0)
     if not at_work(step, num_steps, u):
         return

@@ -1,18 +1,22 @@
-"""One local step in torch operations: the engine's step on a CPU, and the reference of every kernel.
+"""One local step in torch operations: the engine's step on a CPU, and the reference for the tests of every kernel.
 
 Input: `Buffers`. Output: the same buffers, one local step later. The equations and the shape letters are in
-stacked/__init__.py. Gradients are written out by hand, so that nothing is stored that is not needed, and the update of
-a weight is the product itself.
+stacked/__init__.py. Gradients are written out by hand, so that only the values that are needed are stored, and the
+product that gives a gradient is added to the delta directly.
 
 - `PlainLSTM` and `PlainGRU` compute the states from the word vectors (`forward`), the gradients of the gates
-  (`backward`), and the update of the gates' weights (`step`). They work in a `CellWorkspace`: all memory and the views
-  of each time step are allocated once, so that a time step is a few operations on cached data. Everything that does
+  (`backward`), and the update of the gates' weights (`step`). They use a `CellWorkspace`: all memory and the views of
+  each time step are allocated once, so that a time step is a few operations on data in the cache. Everything that does
   not depend on the previous time step is computed for all time steps together. In Triton: cell_kernels.py.
-- `PlainTable` computes the softmax over all words and the update of the word table. The table passes through the cache
-  twice per local step, `WORDS_AT_ONCE` words at a time: once to normalise, multiply and exponentiate, once to update.
-  Exponentials are never divided by their sum; the N rows that they are multiplied with are divided instead. In Triton:
+- `PlainTable` computes the softmax over all words and the update of the word table. It reads the table twice per local
+  step, `WORDS_AT_ONCE` words at a time: first to compute logits and exponentials, then to update. The exponentials [V,
+  N] are never divided by their sums; the outputs [N, D] that they are multiplied with are divided instead. In Triton:
   table_kernels.py.
 - `PlainStep` combines them to the local steps of a chunk. In Triton: kernels.py.
+
+`eta` is the local learning rate, `scale` (c in the formulas) the factor of the clip of the previous step, and `keep` is
+1 - eta * lambda, the factor of the penalty on the update. `left` is c * keep, the factor of the old delta in the new
+one. "Coarse" means that products are computed in bfloat16.
 """
 
 import math
@@ -24,11 +28,11 @@ from unheard.engines.stacked.sizes import Buffers, Sizes
 from unheard.models.recurrent import SMALLEST_SQUARE
 
 ALIGNMENT = 16
-"""float32 numbers per cache line; products of rows that begin at a cache line are faster."""
+"""The number of float32 values per cache line. Products are faster if rows begin at a cache line."""
 
 
 class GateWeights:
-    """theta of the gates: for the inputs as one matrix of all gates, for the states as one matrix per gate."""
+    """theta of the gates: one matrix of all gates for the inputs, and one matrix per gate for the states."""
 
     def __init__(self, s: Sizes, like: Tensor) -> None:
         self.s = s
@@ -38,7 +42,7 @@ class GateWeights:
         self.bias_GH = like.new_empty(s.G, s.H)
 
     def set(self, theta0_GRH: Tensor, delta_GRH: Tensor, scale: float) -> None:
-        """theta = theta0 + scale * delta."""
+        """Set the weights to theta0 + scale * delta."""
         X = self.s.X
         torch.add(theta0_GRH[:, :X].transpose(0, 1), delta_GRH[:, :X].transpose(0, 1), alpha=scale, out=self.input_XGH)
         torch.add(theta0_GRH[:, X:-1], delta_GRH[:, X:-1], alpha=scale, out=self.state_GHH)
@@ -46,13 +50,21 @@ class GateWeights:
 
 
 class CellWorkspace:
-    """The memory that both cells share: the gates' inputs [x_n, h_(n - B), 1] at each position, the gates, and their
-    gradients. `coarse` computes the update of the weights in bfloat16."""
+    """The memory and the operations that `PlainLSTM` and `PlainGRU` have in common.
+
+    The memory holds the gates' inputs [x_n, h_(n - B), 1] at each position, the gates, and their gradients.
+
+    Args:
+        s: The sizes of the model and its batches.
+        like: A tensor of the device and type to allocate.
+        coarse: Whether the update of the weights is computed in bfloat16.
+    """
 
     def __init__(self, s: Sizes, like: Tensor, coarse: bool = False) -> None:
         self.coarse = coarse
         N, B, width = s.N, s.B, -(-s.R // ALIGNMENT) * ALIGNMENT
-        # B rows more than positions: the states of the last time step. The states before the first time step stay zero.
+        # Row n holds the state before position n. The B extra rows hold the states after the last time step. The states
+        # before the first time step stay zero.
         seen = like.new_zeros(N + B, width)[:, : s.R]
         seen[:, -1] = 1
         self.s = s
@@ -63,25 +75,28 @@ class CellWorkspace:
         self.through_GBH = like.new_empty(s.G, B, s.H)
 
     def read(self, weights: GateWeights) -> None:
-        """The gates' sums from the inputs, x W + b."""
+        """Compute x W + b, the part of the gates' sums that comes from the inputs, for all time steps."""
         s = self.s
         given_NC = torch.addmm(weights.bias_GH.view(-1), self.input_NX, weights.input_XGH.flatten(1))
         self.gate_TGBH.copy_(given_NC.view(s.T, s.B, s.G, s.H).transpose(1, 2))
 
     def to_state(self, grad_GBH: Tensor, weights: GateWeights) -> Tensor:
-        """dl/dh [B, H] of the previous time step: the gates' gradients times their weights on the state."""
+        """Return what a time step adds to dl/dh [B, H] of the previous one: gradients of the gates times weights."""
         return torch.bmm(grad_GBH, weights.from_gates_GHH, out=self.through_GBH).sum(0)
 
     def by_position(self) -> None:
-        """Copies the gates' gradients from [T, G, B, H] to [N, G, H]."""
+        """Copy the gates' gradients from [T, G, B, H] to [N, G, H]."""
         self.grad_NGH.view(self.s.T, self.s.B, self.s.G, self.s.H).copy_(self.grad_TGBH.transpose(1, 2))
 
     def input_gradients(self, weights: GateWeights) -> Tensor:
-        """dl/dx [N, D] of the word vectors that were read."""
+        """Return dl/dx [N, D], the gradients with respect to the word vectors that the cell read."""
         return torch.mm(self.grad_NGH.flatten(1), weights.input_XGH[: self.s.D].flatten(1).T)
 
     def step(self, delta_GRH: Tensor, eta: float, left: float) -> None:
-        """delta <- left * delta - eta * inputs^T gradients; weights and biases of all gates are one product."""
+        """Update the gates in place: delta <- left * delta - eta * inputs^T gradients.
+
+        One batched product computes the weights and biases of all gates.
+        """
         seen_GRN = self.seen_NR.T.expand(self.s.G, -1, -1)
         if self.coarse:
             product_GRH = torch.bmm(seen_GRN.bfloat16(), self.grad_NGH.transpose(0, 1).bfloat16())
@@ -114,7 +129,7 @@ class PlainLSTM:
             if cell_before is not None:
                 gate.baddbmm_(before, weights.state_GHH)
             torch.tanh(g, out=new)
-            gate.sigmoid_()  # all four at once; g's is not used
+            gate.sigmoid_()  # All four at once is faster; the value for g is not used.
             torch.mul(i, new, out=cell)
             if cell_before is not None:
                 cell.addcmul_(f, cell_before)
@@ -124,7 +139,12 @@ class PlainLSTM:
         return workspace.state_NH
 
     def backward(self, state_grad_NH: Tensor, weights: GateWeights) -> None:
-        """Writes the gradients of the gates' sums into the workspace, from dl/dh [N, H] of the output."""
+        """Write the gradients with respect to the gates' sums into the workspace.
+
+        Args:
+            state_grad_NH: dl/dh from the output; changed in place.
+            weights: The weights of the gates.
+        """
         self._slopes()
         dh_T, cell_grad, carried = state_grad_NH.split(self.workspace.s.B), self.cell_grad_BH, self.carried_BH.zero_()
         for t in reversed(range(len(dh_T))):
@@ -138,10 +158,13 @@ class PlainLSTM:
         self.workspace.by_position()
 
     def _slopes(self) -> None:
-        """Writes the factor of each gate's gradient: those of i, f and g are multiplied with dl/dc later, that of o
-        with dl/dh."""
+        """Write the local derivative of each gate into the gradients.
+
+        `backward` multiplies those of i, f and g by dl/dc, and that of o by dl/dh.
+        """
         gate_TGBH, slope_TGBH, new = self.workspace.gate_TGBH, self.workspace.grad_TGBH, self.new_TBH
-        torch.addcmul(gate_TGBH, gate_TGBH, gate_TGBH, value=-1, out=slope_TGBH)  # of a sigmoid y: y - y^2
+        # The derivative of a sigmoid y is y - y^2.
+        torch.addcmul(gate_TGBH, gate_TGBH, gate_TGBH, value=-1, out=slope_TGBH)
         of_i, of_f, of_g, of_o = slope_TGBH.unbind(1)
         i, _, _, o = gate_TGBH.unbind(1)
         of_i.mul_(new)
@@ -152,7 +175,7 @@ class PlainLSTM:
         torch.addcmul(o, o * self.squashed_TBH, self.squashed_TBH, value=-1, out=self.through_TBH)
 
     def step(self, delta_GRH: Tensor, eta: float, left: float) -> None:
-        """Take the local step of the gates, as `CellWorkspace.step` does for every cell."""
+        """Update the gates in place: delta <- left * delta - eta * gradient (see `CellWorkspace.step`)."""
         self.workspace.step(delta_GRH, eta, left)
 
 
@@ -161,7 +184,7 @@ class PlainGRU:
 
     def __init__(self, s: Sizes, like: Tensor, coarse: bool = False) -> None:
         self.workspace = CellWorkspace(s, like, coarse)
-        self.of_state_TGBH = like.new_zeros(s.T, s.G, s.B, s.H)  # stays zero at the first time step
+        self.of_state_TGBH = like.new_zeros(s.T, s.G, s.B, s.H)  # `forward` never writes the first time step.
         self.slope_TBH = like.new_empty(s.T, s.B, s.H)
 
     def forward(self, weights: GateWeights) -> Tensor:
@@ -179,8 +202,15 @@ class PlainGRU:
         return workspace.state_NH
 
     def backward(self, state_grad_NH: Tensor, weights: GateWeights) -> None:
-        """Writes the gradients of the gates' sums: grad_TGBH with respect to the state's part, grad_NGH to the input's
-        part."""
+        """Write the gradients with respect to the gates' sums into the workspace.
+
+        The new gate n adds x W + b and r * (h U), so its two parts have different gradients: `grad_TGBH` has that of
+        h U, and `grad_NGH` has that of x W + b.
+
+        Args:
+            state_grad_NH: dl/dh from the output; changed in place.
+            weights: The weights of the gates.
+        """
         workspace, (reset, keep, new) = self.workspace, self.workspace.gate_TGBH.unbind(1)
         of_reset, of_keep, of_new = workspace.grad_TGBH.unbind(1)
         torch.mul(1 - keep, 1 - new * new, out=self.slope_TBH)
@@ -196,7 +226,7 @@ class PlainGRU:
         torch.mul(state_grad_NH, self.slope_TBH.flatten(0, 1), out=workspace.grad_NGH[:, 2])
 
     def step(self, delta_GRH: Tensor, eta: float, left: float) -> None:
-        """As CellWorkspace.step; the gradient of n's weights on the state is that of the state's part."""
+        """Update the gates in place (see `CellWorkspace.step`). n's weights on the state use the gradient of h U."""
         workspace, X = self.workspace, self.workspace.s.X
         of_n_HH = delta_GRH[2, X:-1] * left
         workspace.step(delta_GRH, eta, left)
@@ -206,26 +236,30 @@ class PlainGRU:
 
 
 WORDS_AT_ONCE = 3400
-"""Words per tile of a table: few enough for the caches, and enough that two threads seldom wait for each other between
-operations."""
+"""The number of words per tile of a table. A tile fits into the caches, and is so large that threads rarely wait for
+the interpreter lock between operations."""
 
 SAFE_LOGIT = 60.0
-"""Logits below this bound need no maximum subtracted: e^60 times any vocabulary does not overflow, and e^-60 does not
-vanish."""
+"""If no logit exceeds this number, the softmax needs no maximum subtracted: e^60 times the number of words does not
+overflow, and e^-60 does not underflow."""
 
 BITS = math.log2(math.e)
-"""e^x = 2^(BITS x); exp2 takes a third of the time of exp."""
+"""e^x = 2^(BITS x). exp2 takes a third of the time of exp."""
 
 
 class PlainTable:
     """The softmax over all words and the update of the output table of one user.
 
-    Between the two passes it keeps the exponentials and their products with the logits, [V, N]. With unit-norm vectors
-    the table is multiplied as it is, and logits and exponentials are divided by the words' norms: no normalised vector
-    is written, and the second pass can use the exponentials in its product as they are.
+    `attend` keeps the exponentials and their products with the logits, [V, N], for `step`. If the model has unit-norm
+    word vectors, the table is multiplied without normalisation, and the logits and exponentials are divided by the
+    words' norms. So the normalised vectors are never written, and `step` can use the divided exponentials directly.
 
-    `coarse` computes the three products in bfloat16, as the processor adds them up in float32; everything else, the
-    logits' exponentials included, stays in the precision of the table."""
+    Args:
+        s: The sizes of the model and its batches.
+        like: A tensor of the device and type to allocate.
+        coarse: Whether the three products have factors in bfloat16. Everything else, the exponentials included, is
+            computed in the precision of the table.
+    """
 
     def __init__(self, s: Sizes, like: Tensor, coarse: bool = False) -> None:
         self.unit_norm, self.coarse = s.unit_norm, coarse
@@ -240,17 +274,23 @@ class PlainTable:
         self.place_N = torch.arange(s.N, device=like.device)
 
     def begin(self, theta0_VD: Tensor, delta_VD: Tensor) -> None:
-        """Prepares for a user.
+        """Set the tables of the user whose steps follow.
 
-        Views are made once here: making one takes the interpreter lock, for which threads wait.
+        The views of the tiles are created here, once per user: creating a view needs the interpreter lock, for which
+        other threads wait.
         """
         self.delta_VD, self.tables = delta_VD, _tiles(theta0_VD, delta_VD, self.along_V1, self.left_V1)
 
     def attend(self, output_ND: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """The sums over words of exponentials [N, 1], and of word vectors weighted by them [N, D].
+        """Compute the sums of the softmax for each position: of exponentials [N, 1], and of exp * word vector [N, D].
 
-        Keeps for `step`: the exponentials (with unit norms, divided by the words' norms) in power_VN, and the base-2
-        logits (with unit norms, times their exponentials) in logit_VN."""
+        Keeps two tensors for `step`: the exponentials in `power_VN` (with unit norms, divided by the words' norms), and
+        the base-2 logits in `logit_VN` (with unit norms, times their exponentials).
+
+        Args:
+            output_ND: The outputs o.
+            scale: c, the factor of the clip of the table from the previous step.
+        """
         is_safe = self.unit_norm and float(torch.linalg.vector_norm(output_ND, dim=1).max()) < SAFE_LOGIT
         bits_DN = (output_ND * BITS).T
         if self.coarse:
@@ -277,7 +317,7 @@ class PlainTable:
         return total_N[:, None], expected_ND
 
     def _multiply(self, words_WD: Tensor, bits_DN: Tensor, logit_WN: Tensor) -> None:
-        """logit = words times outputs."""
+        """Write the base-2 logits of a tile of words: the product of word vectors and outputs."""
         if not self.coarse:
             torch.mm(words_WD, bits_DN, out=logit_WN)
             return
@@ -285,6 +325,7 @@ class PlainTable:
         logit_WN.copy_(torch.mm(coarse_WD, bits_DN, out=coarse_WN))
 
     def _words(self, theta0_WD: Tensor, delta_WD: Tensor, scale: float) -> Tensor:
+        """Return theta0 + scale * delta of a tile of words, in memory that the next call overwrites."""
         return torch.add(theta0_WD, delta_WD, alpha=scale, out=self.words_WD[: len(theta0_WD)])
 
     def _expect(
@@ -296,13 +337,14 @@ class PlainTable:
         total_N: Tensor,
         expected_ND: Tensor,
     ) -> None:
+        """Add the exponentials of a tile of words to both sums, and prepare the tile for `step`."""
         total_N += power_WN.sum(0)
         if self.unit_norm:
             logit_WN.mul_(power_WN)
             power_WN.mul_(inverse_W1)
         if self.coarse:
             coarse_WD, coarse_WN = self.coarse_WD[: len(words_WD)], self.coarse_WN[: len(words_WD)]
-            expected_ND += torch.mm(coarse_WN.copy_(power_WN).T, coarse_WD)  # which holds words_WD already
+            expected_ND += torch.mm(coarse_WN.copy_(power_WN).T, coarse_WD)  # coarse_WD already holds words_WD
             return
         expected_ND.addmm_(power_WN.T, words_WD)
 
@@ -317,10 +359,24 @@ class PlainTable:
         scale: float,
         keep: float,
     ) -> None:
-        """delta <- c * keep * delta - eta * gradient. On the sphere the gradient is divided by the word's norm, and
-        what of it points outward, `outward` times the word's vector, has no effect. The vector is (theta0 + c * delta)
-        / norm: so it is theta0 and delta that are added."""
-        # e^logit - total where true: the softmax's gradient, but for the total, by which the outputs are divided here.
+        """Update the table in place: delta <- c * keep * delta - eta * gradient.
+
+        With unit-norm vectors the gradient is divided by the word's norm, and its radial part, `outward` times the unit
+        vector, is subtracted. The unit vector is (theta0 + c * delta) / norm, so multiples of theta0 and of delta are
+        added.
+
+        Args:
+            output_ND: The outputs o.
+            total_N1: The sums of exponentials, from `attend`.
+            target_N: The ids of the next words.
+            true_ND: The word vectors of the next words.
+            share_N1: 1 / (number of targets), and 0 at positions without a target.
+            eta: The local learning rate.
+            scale: c, the factor of the clip of the table from the previous step.
+            keep: 1 - eta * lambda.
+        """
+        # d loss / d logit = (exp - total * [the word is the target]) / total. `pull_ND` divides the outputs by the total,
+        # so that this table need not be divided.
         self.power_VN[target_N, self.place_N] -= total_N1[:, 0] * self.inverse_V1[target_N, 0]
         pull_ND = output_ND * (share_N1 / total_N1)
         if not self.unit_norm and not self.coarse:
@@ -335,14 +391,15 @@ class PlainTable:
         outward_V.index_add_(0, target_N, (output_ND * true_ND * share_N1).sum(1), alpha=-1)
         torch.mul(self.inverse_V1, self.inverse_V1, out=self.along_V1).mul_(outward_V[:, None]).mul_(eta)
         torch.mul(self.along_V1, scale, out=self.left_V1).add_(scale * keep)
-        # From the last tile to the first: the last is still in the cache, and the next step begins with the first.
+        # Tiles are updated from the last to the first: the last one is still in the cache from `attend`, and the first
+        # one is then in the cache for the next `attend`.
         for (theta0_WD, delta_WD, along_W1, left_W1), (_, _, power_WN) in zip(
             reversed(self.tables), reversed(self.tiles), strict=True
         ):
             self._pull(delta_WD.mul_(left_W1).addcmul_(theta0_WD, along_W1), power_WN, pull_ND, eta)
 
     def _pull(self, delta_WD: Tensor, power_WN: Tensor, pull_ND: Tensor, eta: float) -> None:
-        """delta <- delta - eta * exponentials times outputs."""
+        """Update a tile of words in place: delta <- delta - eta * (exponentials times outputs)."""
         if not self.coarse:
             delta_WD.addmm_(power_WN, pull_ND, alpha=-eta)
             return
@@ -351,26 +408,27 @@ class PlainTable:
 
 
 def _tiles(*whole: Tensor) -> list[tuple[Tensor, ...]]:
+    """Split tensors into tiles of `WORDS_AT_ONCE` rows; each item has the corresponding tile of each tensor."""
     return list(zip(*(tensor.split(WORDS_AT_ONCE) for tensor in whole), strict=True))
 
 
 def inverse_norms(rows_WD: Tensor, out: Tensor | None = None) -> Tensor:
-    """One over the norm of each row [W, 1]; of a row of zeros, a large number."""
+    """Return 1 / norm of each row, [W, 1]; a large finite number for a row of zeros."""
     norm_W1 = torch.linalg.vector_norm(rows_WD, dim=1, keepdim=True, out=out)
     return norm_W1.clamp_(min=SMALLEST_SQUARE**0.5).reciprocal_()
 
 
 SQUARES_AT_ONCE = 2**16
-"""Numbers whose squares are added in their own precision, before the sums are added in float64."""
+"""The number of squares that are added in the precision of the deltas. Sums of so many squares are added in float64."""
 
 
 class PlainStep:
-    """The local steps of a chunk, one user after the other.
+    """Computes the local steps of a chunk, one user after the other.
 
     Args:
-        buffers: of the chunk.
-        coarse: compute the large products in bfloat16, for processors that have instructions for it. Deltas stay in
-            the precision of the buffers.
+        buffers: The buffers of the chunk.
+        coarse: Whether the large products are computed in bfloat16, for processors that have instructions for it.
+            Deltas stay in the precision of the buffers.
     """
 
     knows_squares = False
@@ -379,7 +437,7 @@ class PlainStep:
     def __init__(self, buffers: Buffers, coarse: bool = False) -> None:
         s, like = buffers.sizes, buffers.delta_UP
         self.b = buffers
-        # Of the one user at work: what nothing else remembers.
+        # Memory for the intermediate values of one user.
         self.cell = PlainGRU(s, like, coarse) if s.is_gru else PlainLSTM(s, like, coarse)
         self.weights = GateWeights(s, like)
         self.projection_YD = like.new_empty(s.H + 1, s.D)
@@ -387,14 +445,14 @@ class PlainStep:
 
     @torch.no_grad()
     def run(self, num_steps: int) -> None:
-        """Train the users of the chunk one after the other, each for its own number of steps, at most `num_steps`."""
+        """Take all local steps of each user, one user after the other; at most `num_steps` steps per user."""
         for u, steps in enumerate(self.b.num_steps_U.tolist()):
             self.begin(u)
             for step in range(min(num_steps, steps)):
                 self.take(u, step)
 
     def begin(self, u: int) -> None:
-        """What stays the same for all steps of a user."""
+        """Set the learning rate and the views of the parameters that all steps of user u use."""
         b, s = self.b, self.b.sizes
         self.run_u = run = int(b.run_U[u])
         self.eta, self.keep = float(b.rate_R[run]), float(b.keep_R[run])
@@ -405,7 +463,7 @@ class PlainStep:
         self.table.begin(*self.writing)
 
     def take(self, u: int, step: int) -> None:
-        """Forward, backward, step, clip."""
+        """Take one local step of user u: forward pass, backward pass, update, and the factors of the clip."""
         b, s, cell, eta, keep = self.b, self.b.sizes, self.cell, self.eta, self.keep
         reading, writing, (theta0_L, delta_L) = self.reading, self.writing, self.middle
         token_N, target_N = b.token_SUN[step, u].long(), b.target_SUN[step, u].long()
@@ -439,7 +497,7 @@ class PlainStep:
         clip_scale(b, u, self.run_u)
 
     def middle_weights(self, theta0_L: Tensor, delta_L: Tensor, scale: list[float]) -> None:
-        """theta0 + c * delta for gates and projection; each layer its own c, if they differ."""
+        """Compute theta0 + c * delta for the gates and the projection. `scale` has the factor c of each layer."""
         s, c = self.b.sizes, scale[0]
         if any(other != c for other in scale):
             delta_L, c = delta_L.clone(), 1.0
@@ -449,7 +507,7 @@ class PlainStep:
         torch.add(theta0_L[gates:], delta_L[gates:], alpha=c, out=self.projection_YD.view(-1))
 
     def word_vectors(self, theta0_VD: Tensor, delta_VD: Tensor, word_N: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """theta0 + c * delta of some words, on the sphere; and one over the norms that they had."""
+        """Return theta0 + c * delta of some words, normalised if the model has unit norms, and 1 / norm before that."""
         rows_ND = theta0_VD[word_N].add_(delta_VD[word_N], alpha=scale)
         inverse_N1 = inverse_norms(rows_ND) if self.b.sizes.unit_norm else rows_ND.new_ones(len(rows_ND), 1)
         return rows_ND.mul_(inverse_N1), inverse_N1
@@ -457,7 +515,15 @@ class PlainStep:
     def step_matrices(
         self, delta_L: Tensor, state_NH: Tensor, output_grad_ND: Tensor, eta: float, layers: list[float]
     ) -> None:
-        """delta <- c * keep * delta - eta * inputs^T gradients, for the gates and the projection."""
+        """Update the gates and the projection in place: delta <- left * delta - eta * inputs^T gradients.
+
+        Args:
+            delta_L: The deltas of the gates and the projection.
+            state_NH: The states, which are the input of the projection.
+            output_grad_ND: The gradients with respect to the outputs.
+            eta: The local learning rate.
+            layers: The factor `left` of each layer.
+        """
         s, left = self.b.sizes, layers[0]
         if any(other != left for other in layers):
             _multiply(_middle_layers(delta_L, s), layers)
@@ -470,30 +536,40 @@ class PlainStep:
 
 
 def _table(params_P: Tensor, at: int, s: Sizes) -> Tensor:
+    """Return the word table [V, D] at offset `at` of the parameter vector, as a view."""
     return params_P[at : at + s.V * s.D].view(s.V, s.D)
 
 
 def _middle_layers(middle_L: Tensor, s: Sizes) -> tuple[Tensor, ...]:
-    """Weight and bias of each gate, and of the projection."""
+    """Return views of the weight and bias of each gate and of the projection."""
     return middle_L.split([*([(s.R - 1) * s.H, s.H] * s.G), s.H * s.D, s.D])
 
 
 def _multiply(layers: tuple[Tensor, ...], factors: list[float]) -> None:
+    """Multiply each layer in place by its factor."""
     for layer, factor in zip(layers, factors, strict=True):
         layer.mul_(factor)
 
 
 def _norm(layer_L: Tensor) -> float:
-    """Of a million squares added in float32, three in ten thousand are lost; of fewer at once, next to nothing."""
+    """Return the L2 norm of a layer, added in parts of `SQUARES_AT_ONCE`.
+
+    The sum of a million squares in float32 has a relative error of up to 3e-4. The error of a part is negligible.
+    """
     whole = len(layer_L) // SQUARES_AT_ONCE * SQUARES_AT_ONCE
     parts = torch.linalg.vector_norm(layer_L[:whole].view(-1, SQUARES_AT_ONCE), dim=1).tolist()
     return math.hypot(*parts, float(torch.linalg.vector_norm(layer_L[whole:])))
 
 
 def clip_scale(b: Buffers, u: int, run: int) -> None:
-    """min(1, S / norm) for each layer: the clip, to be applied when the delta is next read.
+    """Write the factors of the clip of user u, min(1, S / norm), to `scale_UM`. They apply when the delta is next read.
 
-    A NaN gives 1, and is found later.
+    A norm of NaN gives the factor 1; the aggregation later replaces a delta with a NaN by zero.
+
+    Args:
+        b: The buffers.
+        u: The index of the user.
+        run: The index of the user's run.
     """
     s, kind, delta_P = b.sizes, int(b.clip_kind_R[run]), b.delta_UP[u]
     if kind == 0:

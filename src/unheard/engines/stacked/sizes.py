@@ -2,15 +2,17 @@
 
 `Sizes` has the shapes (letters: stacked/__init__.py) and the offsets of the layers in the flat vector:
 
-    embedding [V, D] | for each gate: weight [X + H, H] and bias [H] | projection [H, D] and bias [D] | output embedding
-    [V, D]
+    embedding            [V, D]
+    for each gate:       weight [X + H, H], bias [H]
+    projection           weight [H, D], bias [D]
+    output embedding     [V, D], only if the model is not tied
 
-(the last only if the model is not tied). A bias directly follows its weight, so it is the last row of one matrix, [R,
-H] with R = X + H + 1, whose input is always 1: a matrix and its bias are one product.
+A bias directly follows its weight in the vector. Weight and bias therefore form one matrix with R = X + H + 1 rows; the
+input of the last row is always 1. So one product computes weight and bias together.
 
-`Buffers` has the tensors that a chunk is given and those that live from one local step to the next; delta and the
-pending clip are the only values of a user that outlive a step. They are allocated once and reused for every chunk. What
-a step needs for itself belongs to the step (plain.py, kernels.py)."""
+`Buffers` has the inputs of a chunk, and the tensors that are kept from one local step to the next: for each user only
+delta, the clip that is to be applied to it, and whether a step was clipped. The buffers are allocated once and reused
+for other users. The intermediate tensors of a step belong to the step (plain.py, kernels.py)."""
 
 from dataclasses import dataclass
 
@@ -23,7 +25,10 @@ from unheard.models.recurrent import TiedGRU, TiedLSTM
 
 @dataclass(frozen=True)
 class Sizes:
-    """The shapes of a model and of a local batch, by the letters of the legend, and offsets in the flat vector [P]."""
+    """The shapes of a model and of a local batch, and offsets of layers in the flat vector [P].
+
+    The letters are explained in stacked/__init__.py.
+    """
 
     V: int
     D: int
@@ -38,7 +43,7 @@ class Sizes:
 
     @classmethod
     def of(cls, model: LanguageModel, B: int, T: int) -> "Sizes":
-        """The sizes for a model with batches of B windows of T tokens."""
+        """Return the sizes for a model with batches of B windows of T tokens."""
         assert isinstance(model, TiedLSTM | TiedGRU)
         return cls(
             V=model.vocabulary_size,
@@ -60,12 +65,12 @@ class Sizes:
 
     @property
     def N(self) -> int:
-        """Positions in a local batch, ordered by time."""
+        """The number of positions in a local batch."""
         return self.B * self.T
 
     @property
     def R(self) -> int:
-        """Rows of a gate's matrix: input, state, and the bias."""
+        """The number of rows of a gate's matrix: those of the input, of the state, and one for the bias."""
         return self.X + self.H + 1
 
     @property
@@ -80,64 +85,80 @@ class Sizes:
 
     @property
     def middle(self) -> int:
-        """Parameters between the two embeddings: all gates and the projection."""
+        """The number of parameters between the two embeddings: all gates and the projection."""
         return self.G * self.R * self.H + (self.H + 1) * self.D
 
     @property
     def output_at(self) -> int:
-        """The offset of the output table: that of the input table, if tied."""
+        """The offset of the output embedding. If the model is tied, it is that of the input embedding, 0."""
         return 0 if self.tied else self.gates_at + self.middle
 
     @property
     def P(self) -> int:
-        """All parameters."""
+        """The number of parameters."""
         return self.gates_at + self.middle + (0 if self.tied else self.V * self.D)
 
     @property
     def M(self) -> int:
-        """Layers: the embedding, two for each gate, two for the projection, the output embedding."""
+        """The number of layers: the embedding, two per gate, two of the projection, and the output embedding if any."""
         return 3 + 2 * self.G + (0 if self.tied else 1)
 
 
 @dataclass(frozen=True, repr=False)
 class Buffers:
-    """The tensors of U users of R runs, for up to S local steps."""
+    """The tensors of a chunk: of U users of R runs, for up to S local steps."""
 
     sizes: Sizes
     U: int
     S: int
     R: int
-    # set by Chunk.fill
+    # The following tensors are set by Chunk.fill and not changed by the steps.
     theta0_RP: Tensor
     rate_R: Tensor
+    """eta, the local learning rate of each run."""
     keep_R: Tensor
     """1 - eta * lambda: the factor by which the penalty on the update shrinks a delta in each step."""
     radius_RM: Tensor
+    """The radius of the ball of each layer. For a flat clip, the one radius in every column."""
     clip_kind_R: Tensor
-    """0: none, 1: flat (the same radius for every layer), 2: per layer."""
+    """0: no clip, 1: flat, 2: per layer."""
     run_U: Tensor
+    """The index of each user's run."""
     num_steps_U: Tensor
     features_UF: Tensor
     token_SUN: Tensor
     target_SUN: Tensor
-    """The number of the next word, or -1 at positions without a target."""
+    """The id of the next word, or -1 at positions without a target."""
     share_SU: Tensor
-    """1 / the number of targets of a batch."""
-    # changed by the steps
+    """1 / (the number of targets of a batch)."""
+    # The following tensors are set by Chunk.fill and changed by the steps.
     step: Tensor
+    """The number of local steps taken; used by the kernels only."""
     delta_UP: Tensor
     scale_UM: Tensor
-    """The pending clip: the true delta of layer m is scale[m] * delta. It is applied when the delta is next read."""
+    """The factors of the last step's clip, which is applied when the delta is next read.
+
+    The clipped delta of layer m is scale_UM[:, m] times its part of delta_UP.
+    """
     unclipped_U: Tensor
     """1 until a local step of the user is clipped, then 0."""
     square_UM: Tensor
-    """Written by the kernels: squared norms of the delta by layer, or (unless the clip is per layer) of all layers."""
+    """The squared norms of the delta, for the aggregation. The kernels write them; `PlainStep` leaves them zero.
+
+    For a clip per layer, column m belongs to layer m; otherwise every column has the squared norm of the whole delta.
+    """
 
     @classmethod
     def allocate(cls, sizes: Sizes, *, U: int, S: int, R: int, device: torch.device, dtype: torch.dtype) -> "Buffers":
         """Allocate buffers filled with zeros.
 
-        `dtype` is the type of deltas and factors of products; learning rates, clips and shares are at least float32.
+        Args:
+            sizes: The shapes of the model and its batches.
+            U: The number of users.
+            S: The largest number of local steps.
+            R: The number of runs.
+            device: Where to allocate.
+            dtype: The type of deltas and parameters. Learning rates, clips and shares are at least float32.
         """
         N, M, P = sizes.N, sizes.M, sizes.P
         wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -146,8 +167,8 @@ class Buffers:
             return torch.zeros(shape, dtype=of, device=device)
 
         def rows(count: int, length: int) -> Tensor:
-            # Each row begins at a multiple of 64 bytes: on a CPU the last bit of a product can depend on the alignment,
-            # and a user's result must not depend on who else is in the chunk.
+            # Each row begins at a multiple of 64 bytes. On a CPU the last bit of a product can depend on the alignment,
+            # and the delta of a user must not depend on the other users of the chunk.
             return floats(count, -(-length // 32) * 32, of=dtype)[:, :length]
 
         def numbers(*shape: int) -> Tensor:

@@ -1,9 +1,9 @@
 """The word tables in Triton: the softmax over all words, and the update of the table in place.
 
 Kernels read and write the tensors of kernels.py. Their arguments are pointers; the letters are those of
-stacked/__init__.py. Logits [N, V] and dense gradients [V, D] are never written to memory: each program reads a tile of
-BV words, normalises and multiplies it. The running maximum over tiles is that of attention kernels (Milakov and
-Gimelshein 2018, Dao et al. 2022). plain.py computes the same in torch."""
+stacked/__init__.py. Logits [N, V] and dense gradients [V, D] are never written to memory: each program reads tiles of
+BV words, normalises them, and multiplies them with the outputs. The softmax keeps a running maximum over tiles, as
+attention kernels do (Milakov and Gimelshein 2018, Dao et al. 2022). plain.py computes the same in torch."""
 
 import triton
 import triton.language as tl
@@ -21,11 +21,12 @@ def attend(
     D1: tl.constexpr, D2: tl.constexpr, NB: tl.constexpr, BV: tl.constexpr, SPLITS: tl.constexpr,
     UNIT: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """The softmax of one user over one split of the words, for all N positions.
+    """Compute the softmax of one user over one split of the words, for all N positions.
 
-    Writes the largest logit [N], the sum of exponentials [N], and the sum of word vectors weighted by them [N, D];
-    `project_back` joins the splits. The word vectors are read once. Their columns are taken in two blocks, D1 + D2 (96
-    = 64 + 32), which wastes fewer products than one block of the next power of two. Grid: (splits, U)."""
+    Writes the largest logit [N], the sum of exponentials [N], and the sum of exponential times word vector [N, D].
+    `project_back` combines the splits. The word vectors are read once. Their columns are processed in two blocks of D1
+    and D2 columns (96 = 64 + 32): one block of the next power of two, 128, would multiply more zeros. Grid: (splits,
+    U)."""
     split, u = tl.program_id(0), tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -57,7 +58,7 @@ def attend(
         if D2 > 0:
             w2 = (e2 * inverse[:, None]).to(output.dtype.element_ty)
             logit += dot(o2, tl.trans(w2), PRECISION, UPCAST)
-        # base 2, since exp2 is an instruction
+        # Base 2, because GPUs have an instruction for exp2.
         logit = tl.where((v < V)[None, :], logit * LOG2_E, -float("inf"))
         higher = tl.maximum(peak, tl.max(logit, 1))
         p = tl.exp2(logit - higher[:, None])
@@ -86,12 +87,12 @@ def update_table(
     D1: tl.constexpr, D2: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr,
     DENSE: tl.constexpr, UNIT: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Updates TILES tiles of a word table of one user: delta <- c * keep * delta - eta * gradient, [BV, D] per tile.
+    """Update TILES tiles of a word table of one user: delta <- c * keep * delta - eta * gradient, [BV, D] per tile.
 
-    The gradient of the softmax is (p - 1 at the target)^T o, taken through the normalisation of the rows. Also writes
-    the squared norm of the new delta. Positions are taken in two blocks as well, N1 + N2 (80 = 64 + 16). Without DENSE
-    (an input table that is not tied) the delta is only scaled by the pending clip and the penalty. Grid: (groups of
-    tiles, U)."""
+    The gradient is (p - 1 at the target)^T o; with unit norms, the derivative of the normalisation is applied too. Also
+    writes the squared norm of the new delta. Positions are processed in two blocks of N1 and N2 (80 = 64 + 16), as
+    columns are in `attend`. Without DENSE (an input table that is not tied) the delta is only multiplied by c * keep.
+    Grid: (groups of tiles, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -135,7 +136,7 @@ def update_table(
             if UNIT:
                 inverse = tl.sum(w1 * w1, 1)
                 if D2 > 0:
-                    # the same sum twice, so that each block of columns has it in its own layout of threads
+                    # The sum is computed twice, so that each block of columns has it in its own layout of threads.
                     square2 = tl.sum(w2 * w2, 1)
                     inverse2 = inverse_root(square2 + inverse)
                     inverse += square2
@@ -153,7 +154,7 @@ def update_table(
                 dlogit2, more = _softmax_gradient(logit, lse2, target2, v, output.dtype.element_ty)
                 outward += more
             pace = eta * inverse
-            # one block of columns after the other: both at once would spill registers
+            # The two blocks of columns are computed one after the other: both at once need too many registers.
             gradient = dot(dlogit1, o11, PRECISION, UPCAST)
             if N2 > 0:
                 gradient += dot(dlogit2, o21, PRECISION, UPCAST)
@@ -180,11 +181,11 @@ def update_read(
     P: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
     DB: tl.constexpr, NB: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Updates the rows of the words read at BN positions of one user: delta[word] -= eta * sum of dl/dx over its
-    positions.
+    """Update the rows of the input words: delta[word] -= eta * (sum of dl/dx over the positions of the word).
 
-    A word is updated once, by its first position. Also writes what the update adds to the squared norm. dl/dx has been
-    taken through the normalisation already (`input_gradients`). Grid: (blocks of positions, U)."""
+    A program handles BN positions of one user. A word is updated once, by the program of its first position. Also
+    writes the change of the squared norm. `input_gradients` has already applied the derivative of the normalisation to
+    dl/dx. Grid: (blocks of positions, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -209,14 +210,15 @@ def update_read(
 
 @triton.jit
 def _rows(table, n, d, N: tl.constexpr, D: tl.constexpr):
-    """Rows n and columns d of a table [N, D]."""
+    """Return rows n and columns d of a table [N, D]; zero outside of the table."""
     return tl.load(table + n[:, None] * D + d[None, :], mask=(n < N)[:, None] & (d < D)[None, :], other=0.0)
 
 
 @triton.jit
 def _predicted(of_batch, log_sum, n, N: tl.constexpr):
-    """The log of the sum of exponentials and the target of some positions. At positions without a target the log is
-    infinite, so that every probability is 0."""
+    """Return the base-2 log of the sum of exponentials, and the target, of the positions n.
+
+    At positions without a target the log is infinite, so that every probability is 0."""
     target = tl.load(of_batch + n, mask=n < N, other=-1)
     lse = tl.load(log_sum + n, mask=n < N, other=0.0)
     return tl.where(target >= 0, lse * LOG2_E, float("inf")), target
@@ -224,8 +226,10 @@ def _predicted(of_batch, log_sum, n, N: tl.constexpr):
 
 @triton.jit
 def _softmax_gradient(logit, lse, target, v, dtype: tl.constexpr):
-    """dl/dlogit (p, minus 1 at the target) for a tile of words and some positions; and sum over n of dlogit * (o . e),
-    the radial part of each word's gradient, which the normalisation removes."""
+    """Return dl/dlogit (p, and p - 1 at the target) for a tile of words and some positions, and its radial part.
+
+    The radial part of each word's gradient is the sum over positions of dlogit * logit. The derivative of the
+    normalisation removes it."""
     p = tl.exp2(logit * LOG2_E - lse[None, :])
     dlogit = tl.where(target[None, :] == v[:, None], p - 1.0, p)
     return dlogit.to(dtype), tl.sum(dlogit * logit, 1)
@@ -233,7 +237,7 @@ def _softmax_gradient(logit, lse, target, v, dtype: tl.constexpr):
 
 @triton.jit
 def _put(at, here, new):
-    """Stores a tile of a delta. Returns the squared norms of the stored rows."""
+    """Store a tile of a delta. Return the squared norms of the stored rows, after rounding to the type of the delta."""
     stored = new.to(at.dtype.element_ty)
     tl.store(at, stored, mask=here)
     kept = tl.where(here, stored.to(tl.float32), 0.0)

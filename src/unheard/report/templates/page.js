@@ -1,4 +1,5 @@
-// Draws each plot from the specification beside it, and gives the ones by round buttons and keys to zoom and move.
+// Draws each plot from its JSON specification in the page, and lets the reader zoom and move the plots by round with buttons
+// and keys.
 "use strict";
 
 async function draw(place) {

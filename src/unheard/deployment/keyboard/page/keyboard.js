@@ -1,4 +1,4 @@
-// The page: a strip of suggestions and a card of promises for each model, and the keys below.
+// Starts the page. Each model gets a strip of suggestions above the keys and a card with its privacy guarantee.
 
 import { drawKeys } from "/keys.js";
 import { $, make, state, text, trouble } from "/state.js";
@@ -51,7 +51,7 @@ function drawModel(about, m) {
 }
 
 async function begin() {
-  // Where fingers type, only this keyboard should open; a real one still works.
+  // On a touch screen, do not open the device's own keyboard. A physical keyboard still works.
   if (matchMedia("(pointer: coarse)").matches) text.inputMode = "none";
   drawKeys();
   try {

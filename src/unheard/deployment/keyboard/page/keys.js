@@ -1,4 +1,4 @@
-// The keys on the screen, and the real ones: both write into the text field.
+// The keys on the screen and a physical keyboard. Both write into the text field.
 
 import { $, before, make, state, text, write } from "/state.js";
 import { typed } from "/typing.js";
@@ -23,11 +23,11 @@ function drawKey(key) {
   const shown = { "␣": "space", "⏎": "return", "#": state.layer === "letters" ? "123" : "ABC" }[key] ?? key;
   const button = make("button", "key", state.shift && state.layer === "letters" ? upper(shown, key) : shown);
   button.dataset.key = key;
-  button.tabIndex = -1; // one stop for Tab; arrows go from key to key
+  button.tabIndex = -1; // Tab reaches only one key; the arrow keys move between keys
   if (NAMES[key]) button.setAttribute("aria-label", key === "#" && state.layer === "signs" ? "Letters" : NAMES[key]);
   if (NAMES[key] && key !== "," && key !== ".") button.classList.add("wide", { "␣": "space", "⏎": "return" }[key] ?? "side");
   if (key === "⇧") button.setAttribute("aria-pressed", String(state.shift));
-  button.addEventListener("pointerdown", (event) => event.preventDefault()); // the cursor stays in the text
+  button.addEventListener("pointerdown", (event) => event.preventDefault()); // keep the focus in the text field
   button.addEventListener("click", () => press(key));
   if (key === "⌫") repeats(button, () => press(key));
   return button;
@@ -68,7 +68,7 @@ export function setShift(on) {
     if (key === "⇧") button.setAttribute("aria-pressed", String(on));
     else if (state.layer === "letters" && !NAMES[key]) button.textContent = on ? key.toUpperCase() : key;
   }
-  text.dispatchEvent(new Event("shifted")); // suggestions follow the case
+  text.dispatchEvent(new Event("shifted")); // the suggestions change to the new case
 }
 
 $("keys").addEventListener("keydown", (event) => {
@@ -83,7 +83,8 @@ $("keys").addEventListener("keydown", (event) => {
   to.focus();
 });
 
-// ---- a real keyboard: the text field takes it; we only show the key go down and tidy the space before a full stop
+// ---- A physical keyboard. The browser writes its letters into the text field. This code highlights the pressed key, and removes
+// the space that followed a suggestion if a full stop comes next.
 
 text.addEventListener("beforeinput", (event) => {
   if (event.inputType.startsWith("insert") || event.inputType.startsWith("delete")) state.taps += 1;

@@ -1,19 +1,19 @@
-// Suggestions: one question to the server at a time, and the latest answer on the screen. With an answer come those for every key
-// that may follow, so most keys are answered before the server hears of them.
+// Gets suggestions from the server and shows them. One request runs at a time. An answer also has the suggestions for every key
+// that may follow, so after most keys the page can show suggestions before the server has answered.
 
 import { setShift } from "/keys.js";
 import { $, before, state, text, trouble, write } from "/state.js";
 import { accept, beginsSentence, cased, follow, tally, wordAt } from "/typing.js";
 
 const REMEMBERED = 4000;
-const offers = new Map(); // what was suggested after each beginning; in this page's memory only
-let ahead = { text: null, keys: [] };
+const offers = new Map(); // the suggestions by the text before the cursor; they are in the memory of this page only
+let ahead = { text: null, keys: [] }; // the last answer: the text it is for, and each model's suggestions by next key
 let drawn = null; // the text whose suggestions are on the screen
-let asked = null;
-let waiting = false;
-let behind = null;
+let asked = null; // the text of the newest request, sent or waiting
+let waiting = false; // whether a request is running
+let behind = null; // the start time of a keystroke whose request waits for the running one; else null
 
-/** After each change: show what was foreseen, and ask what comes next. */
+/** After each change of the text: show the suggestions if they are known, and request those for the next key. */
 export function changed() {
   const began = performance.now();
   state.spaceIsOurs = false;
@@ -21,18 +21,19 @@ export function changed() {
   foresee(before());
   if (offers.has(before())) shown(began);
   ask(began);
-  count(); // while the question is on its way
+  count(); // after the request was sent, so that it does not delay the request
 }
 
-/** If the last answer foresaw this key, its suggestions are known. */
+/** If the last answer has the suggestions for the key that was typed, remember them for the new text. */
 function foresee(left) {
-  if (ahead.keys.includes(null)) return; // a model too slow to answer before it is asked
+  if (ahead.keys.includes(null)) return; // a model is too slow for suggestions ahead (`PieceSuggester`)
   const key = left.slice(-1).toLowerCase();
   if (left.slice(0, -1) !== ahead.text || !/[\p{L}\p{N} ]/u.test(key)) return;
-  if (key === " " && !ahead.keys.every((keys) => keys[" "])) return; // a second space
+  if (key === " " && !ahead.keys.every((keys) => keys[" "])) return; // after a second space there are no suggestions ahead
   remember(left, ahead.keys.map((keys) => keys[key] ?? []));
 }
 
+/** Show the suggestions, and measure the time since the keystroke began. */
 function shown(began) {
   drawSuggestions();
   performance.measure("keystroke", { start: began });
@@ -42,10 +43,11 @@ function shown(began) {
 
 let measured = 0;
 
+/** Request the suggestions for the text before the cursor. */
 async function ask(began) {
   asked = before();
   if (waiting) {
-    behind = began; // the newest question waits; those between are never asked
+    behind = began; // send the newest text after the running request; texts in between are never sent
     return;
   }
   waiting = true;
@@ -73,17 +75,19 @@ async function ask(began) {
   }
 }
 
+/** Store the suggestions for a text. The oldest texts are dropped. */
 function remember(question, suggestions) {
   offers.delete(question);
   offers.set(question, suggestions);
   if (offers.size > REMEMBERED) offers.delete(offers.keys().next().value);
 }
 
+/** Show the suggestions for the text before the cursor, if they are known. */
 function drawSuggestions() {
   const found = offers.get(before());
   if (!found) return;
   drawn = before();
-  $("strips").dataset.after = drawn.length; // how much of the text these are for: what is older is not taken
+  $("strips").dataset.after = drawn.length; // the length of the text that these suggestions are for
   const { begun } = wordAt(before());
   const sets = found.map((row) => new Set(row.map((one) => one.word)));
   state.models.forEach((model, m) => {
@@ -102,30 +106,34 @@ function drawSuggestions() {
 }
 
 let speaking = 0;
+/** Tell a screen reader the suggestions, 0.7 seconds after the last key: after every key would be too much. */
 function speak(found) {
-  clearTimeout(speaking); // only when typing rests, or a screen reader would never be silent
+  clearTimeout(speaking);
   speaking = setTimeout(() => {
     const rows = state.models.map((model, m) => `${model.name}: ${found[m].map((one) => one.word).join(", ") || "nothing"}`);
     $("spoken").textContent = `Suggestions. ${rows.join(". ")}.`;
   }, 700);
 }
 
+/** Write the suggestion on a button into the text. */
 export function take(button) {
   const word = button.firstChild.textContent;
-  if (!word || drawn !== before()) return; // the text has moved on: this word was for another place
+  if (!word || drawn !== before()) return; // the text has changed since: this suggestion was for another text
   state.taps += 1;
   write(button.dataset.follows ? follow(before(), word) : accept(before(), word));
   state.spaceIsOurs = true;
 }
 
+/** Drop all suggestions, because the text was cleared. */
 export function forget() {
   offers.clear();
   drawn = null;
   ahead = { text: null, keys: [] };
 }
 
-// ---- what was saved
+// ---- the keystrokes that suggestions would have saved
 
+/** Show how many keystrokes each model would have saved, and how many taps the text took. */
 function count() {
   const counts = tally(text.value, offers, state.models.length);
   state.models.forEach((model, m) => {
@@ -142,7 +150,7 @@ function count() {
 text.addEventListener("input", changed);
 text.addEventListener("shifted", drawSuggestions);
 document.addEventListener("selectionchange", () => {
-  if (document.activeElement !== text || before() === asked) return; // the cursor moved without a key
+  if (document.activeElement !== text || before() === asked) return; // go on only if the cursor moved without a key
   drawSuggestions();
   ask(performance.now());
 });

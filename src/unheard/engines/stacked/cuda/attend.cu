@@ -1,11 +1,12 @@
-// The softmax of one user over one split of the words, for all N positions, for D and N that are multiples of 32 and 16.
+// The softmax of one user over one split of the words, for all N positions. D must be a multiple of 32, and N of 16.
 //
-// A warp has 16 positions. The block forms the word vectors of WORDS words at a time in shared memory, one per four
-// threads, and copies the next ones while the products of the present ones run. In the first local step all users of a run
-// have the same word vectors: `form_vectors` forms them once. The running maximum over tiles is that of attention kernels
-// (Milakov and Gimelshein 2018, Dao et al. 2022). Grid: (SPLITS, U). Block: 2 * N threads.
-// Compile-time constants: P, AT, LAYER, M, V, D, N, UNIT (stacked/__init__.py), SPLITS, WORDS, BLOCKS_PER_SM, FRESH.
-// table_kernels.py computes the same in Triton.
+// A warp handles 16 positions. The block processes tiles of WORDS words. It computes the word vectors of a tile in
+// shared memory, four threads per word, and copies the next tile while the products of the current tile run. In the
+// first local step all users of a run have the same word vectors, so `form_vectors` computes them once per run. The
+// softmax keeps a running maximum over tiles, as attention kernels do (Milakov and Gimelshein 2018, Dao et al. 2022).
+// Grid: (SPLITS, U). Block: 2 * N threads.
+// Compile-time constants: P, AT, LAYER, M, V, D, N, UNIT (as in table_kernels.py), SPLITS, WORDS, BLOCKS_PER_SM, FRESH.
+// `attend` in table_kernels.py computes the same in Triton.
 
 #define LOG2_E 1.4426950408889634f
 #define ROW_BYTES (2 * D)
@@ -13,13 +14,13 @@
 #define STEPS (WORDS / 16)
 #define TILE_BYTES (WORDS * ROW_BYTES)
 #define THREADS (2 * N)
-#define STAGES 4                       // tiles in shared memory; two of them raw (delta and theta0) unless FRESH
+#define STAGES 4                       // tiles in shared memory; without FRESH two of them hold delta and theta0
 
-// Formed word vectors are in shared memory with the pieces of 16 bytes of a row in this order, so that the eight rows of a
-// matrix lie in different banks.
+// The place of a piece of 16 bytes in a row of word vectors in shared memory. The order differs between rows, so that
+// the eight rows of a matrix lie in different banks.
 INLINE int piece_at(int row, int piece) { return (piece & ~3) | ((piece ^ (row >> 1)) & 3); }
 
-// theta0 + c * delta of a quarter of a word vector, normalised if UNIT; 1 / norm.
+// Computes theta0 + c * delta for a quarter of a word vector. Returns 1 / norm of the whole vector if UNIT, else 1.
 INLINE float form_row(float (&w)[BLOCKS][8], const Quad (&start)[BLOCKS], const Quad (&change)[BLOCKS], float c) {
     float sum = 0.0f, factor = 1.0f;
 #pragma unroll
@@ -46,8 +47,9 @@ INLINE Quad packed(const float (&w)[8], float factor) {
                 pack(w[4] * factor, w[5] * factor), pack(w[6] * factor, w[7] * factor)};
 }
 
-// The word vectors of each run in the order of `piece_at`, [R, ROWS, D], zero from word V on, and 1 / norm of each,
-// [R, ROWS]. ROWS is V rounded up to a multiple of WORDS and 16. Grid: (ROWS / 16, R). Block: 64 threads.
+// Computes the word vectors of each run, [R, rows, D], in the order of `piece_at`, and 1 / norm of each, [R, rows].
+// `rows` is V rounded up to a multiple of WORDS and of 16; the vectors from word V on are zero.
+// Grid: (rows / 16, R). Block: 64 threads.
 KERNEL __launch_bounds__(64) form_vectors(
     const bf16* theta0, bf16* vectors, float* inverse, int rows
 ) {
@@ -66,9 +68,9 @@ KERNEL __launch_bounds__(64) form_vectors(
     if (q == 0) inverse[(i64)r * rows + word] = factor;
 }
 
-// The word vectors of a tile from its delta and theta0, both in shared memory.
+// Computes the word vectors of a tile from its delta and theta0, which are in shared memory.
 INLINE void form_tile(u32 deltas, u32 starts, unsigned char* to, float c, int words) {
-    // All threads of a warp take part in the exchange of norms.
+    // Threads without a word do not return early: all threads of a warp must take part in the exchange of norms.
 #pragma unroll
     for (int pass = 0; pass < (4 * WORDS + THREADS - 1) / THREADS; pass++) {
         const int row = pass * (THREADS / 4) + (threadIdx.x >> 2), q = threadIdx.x & 3;
@@ -109,7 +111,8 @@ KERNEL __launch_bounds__(2 * N, BLOCKS_PER_SM) attend_words(
     }
     block_barrier();
 
-    // One thread copies. FRESH: formed tiles, each into its place of STAGES. Else: the raw next tile.
+    // One thread starts the copies. With FRESH a tile of finished word vectors goes to the next of STAGES places;
+    // otherwise delta and theta0 of the next tile go to the last two places.
     const auto copy_tile = [&](int tile) {
         if (threadIdx.x || tile >= end) return;
         const int stage = FRESH ? (tile - first) % STAGES : 0, left = V - tile * WORDS;
@@ -139,7 +142,8 @@ KERNEL __launch_bounds__(2 * N, BLOCKS_PER_SM) attend_words(
 #pragma unroll
         for (int k = 0; k < 4; k++) o[s][k] = of_output[(k & 1) * 4 * D + s * 8 + (k >> 1) * 4];
     float summed[4 * BLOCKS][4] = {}, peak[2] = {-1e30f, -1e30f}, total[2] = {0.0f, 0.0f};
-    // Where this lane's rows of matrices are: `piece_at` of a row 8 j + (lane & 7), and of a row 16 s + (lane & 15).
+    // The addresses of this lane's rows for load_matrices, rows 8 j + (lane & 7), and for load_transposed, rows
+    // 16 s + (lane & 15), with the order of `piece_at`.
     const u32 by_word = (lane & 7) * ROW_BYTES + (((lane >> 3) ^ (lane >> 1)) & 3) * 16;
     const u32 by_column = (lane & 15) * ROW_BYTES;
     const int column_piece = (lane >> 4) ^ ((lane >> 1) & 3);

@@ -1,33 +1,37 @@
 // The LSTM cell of one user, all time steps of a direction in one launch, for H = 256 and B = 8.
 //
-// A cluster of four blocks keeps the user's recurrent matrix [256, 4 * 256] in registers, so that it is read
-// once per direction and not once per time step. theta = theta0 + c * delta is formed on the way in. Between time steps
-// the blocks send the state (forward) or parts of its gradient (backward) to each other's shared memory; an mbarrier
-// counts what has arrived. Two buffers in turn are enough: a block sends message k + 2 only after it has received message
-// k + 1 of every warp, and a warp sends message k + 1 only after all warps of its block (backward) or the warp itself
-// (forward) have read message k.
-// Each cluster takes every n-th user and copies the next user's matrix while the time steps of the present one run. In the
-// first local step the matrix is the same for all users of a run, and stays in the registers from user to user.
-// Grid: (4 * clusters). Block: 256 threads. Compile-time constants: P, AT, M, X, T (stacked/__init__.py), FRESH. cell_kernels.py computes the same in Triton, one time step per launch.
+// A cluster of four blocks keeps the user's recurrent matrix [256, 4 * 256] in registers, so that it is read once per
+// direction and not once per time step. theta = theta0 + c * delta is computed while the matrix is loaded. Between time
+// steps the blocks send the state (forward) or parts of its gradient (backward) to each other's shared memory; an
+// mbarrier counts the bytes that have arrived. Two alternating buffers are enough: a block sends message k + 2 only
+// after it has received message k + 1 of every warp, and a warp sends message k + 1 only after all warps of its block
+// (backward) or the warp itself (forward) have read message k. So message k has been read when message k + 2 overwrites
+// it. Each cluster handles every n-th user, and copies the next user's matrix while the time steps of the current user
+// run. In the first local step the matrix is the same for all users of a run, and stays in the registers from user to
+// user.
+// Grid: (4 * clusters). Block: 256 threads. Compile-time constants: P, AT, M, X, T (as in kernels.py), FRESH.
+// cell_kernels.py computes the same in Triton, one time step per launch.
 
 #define H 256
 #define B 8
 #define N (B * T)
 #define R (X + H + 1)
-#define COLUMNS 64   // of the state, per block; 8 of them per warp
+#define COLUMNS 64   // columns of the state per block; each warp has 8 of them
 #define THREADS 256
 
-// theta0 + c * delta of a pair; in the first local step theta0.
+// Returns theta0 + c * delta for a pair; in the first local step theta0.
 INLINE u32 weight_of(u32 start, u32 change, float c) { return FRESH ? start : moved(start, change, c); }
 
-#define STATE_STRIDE 576        // bytes per row of the state in shared memory: 64 more than 512, against bank conflicts
+#define STATE_STRIDE 576        // bytes per row of the state in shared memory; 64 extra bytes avoid bank conflicts
 #define STATE_BYTES (B * STATE_STRIDE)
-// A block's columns of the results of all positions, in shared memory until the last time step.
+// Bytes per position of the results in shared memory. They stay there until the last time step, and are then copied to
+// global memory.
 #define GATES_STRIDE (4 * 2 * COLUMNS + 64)
 #define CELLS_STRIDE (4 * COLUMNS + 16)
 #define STATES_STRIDE (2 * COLUMNS + 16)
 
-// The first of the users u, u + clusters, u + 2 * clusters ... who takes this local step; U or more if there is none.
+// Returns the first of the users u, u + clusters, u + 2 * clusters ... who takes this local step; U or more if none
+// does.
 INLINE int next_user(int u, int U, int clusters, int now, const int* num_steps) {
     while (u < U && now >= num_steps[u]) u += clusters;
     return u;
@@ -41,7 +45,7 @@ template <int BYTES> INLINE void write_rows(const unsigned char* from, int strid
     }
 }
 
-// Two mbarriers, for the messages of even and odd number.
+// Initialises two mbarriers, one for messages with an even number and one for messages with an odd number.
 INLINE void open_exchange(u32 mbarriers) {
     if (threadIdx.x == 0) {
         init_mbarrier(mbarriers);
@@ -51,7 +55,8 @@ INLINE void open_exchange(u32 mbarriers) {
     cluster_barrier();
 }
 
-// Stages of the forward pass's copies: 32 rows of the matrix, 4 gates, the block's columns; delta, then theta0.
+// The forward pass copies the matrix in stages of STAGE_ROWS rows. A stage has the block's columns of the four gates,
+// first of delta and then of theta0.
 #define STAGE_ROWS 32
 #define STAGES 4
 #define GATE_STAGE (STAGE_ROWS * 2 * COLUMNS)
@@ -59,7 +64,7 @@ INLINE void open_exchange(u32 mbarriers) {
 
 INLINE void copy_stage(u32 to, const bf16* delta, const bf16* theta0, int stage, int rank) {
     const int row = threadIdx.x >> 3, chunk = threadIdx.x & 7;  // 8 columns per chunk
-    const int swizzle = ((row >> 3) * 2 + (row & 1)) & 7;       // the eight rows of a matrix lie in different banks
+    const int swizzle = ((row >> 3) * 2 + (row & 1)) & 7;       // puts the eight rows of a matrix into different banks
 #pragma unroll
     for (int gate = 0; gate < 4; gate++) {
         const u32 there = to + gate * GATE_STAGE + row * 2 * COLUMNS + ((chunk ^ swizzle) * 16);
@@ -70,8 +75,9 @@ INLINE void copy_stage(u32 to, const bf16* delta, const bf16* theta0, int stage,
     end_copies();
 }
 
-// h_t and c_t for all t, from the gates' sums of the inputs in `gates` [U, N, 4, H]; the gates' values replace them.
-// Warp w of a block has 8 columns: rows 0-7 and 8-15 of its first product are the gates i and f, of the second g and o.
+// Computes h_t and c_t for all t. `gates` [U, N, 4, H] holds x W + b before, and the values of the gates afterwards.
+// Each warp of a block has 8 columns. Rows 0-7 and 8-15 of its first product are the gates i and f; of its second, g
+// and o.
 KERNEL IN_CLUSTERS __launch_bounds__(THREADS, 1) lstm_forward(
     const bf16* delta, const bf16* theta0, const float* scale, const int* run, const int* step, const int* num_steps,
     bf16* gates, float* cells, bf16* states, int U, int clusters
@@ -87,10 +93,10 @@ KERNEL IN_CLUSTERS __launch_bounds__(THREADS, 1) lstm_forward(
     unsigned char* out_cells = out_gates + N * GATES_STRIDE;
     unsigned char* out_states = out_cells + N * CELLS_STRIDE;
     const u32 mbarriers = shared_address(out_states + N * STATES_STRIDE);
-    const int column = warp * 8 + g;                     // of the block, of the values that this thread computes, rows 2q and 2q + 1
-    const int row = 2 * q + odd, pair = column & ~1;     // of the pairs that it loads and stores
+    const int column = warp * 8 + g;                     // column, in the block, of the values that this thread computes
+    const int row = 2 * q + odd, pair = column & ~1;     // row and first column of the pairs that it loads and stores
     const u32 place = state + row * STATE_STRIDE + (rank * COLUMNS + warp * 8) * 2;
-    int message = 0, loaded = -1;  // the number of the next message; the run whose matrix the registers have
+    int message = 0, loaded = -1;  // the number of the next message; the run whose matrix is in the registers
     u32 weight[2][16][4];
 
     open_exchange(mbarriers);
@@ -134,7 +140,7 @@ KERNEL IN_CLUSTERS __launch_bounds__(THREADS, 1) lstm_forward(
             }
         }
         const int next = next_user(u + clusters, U, clusters, now, num_steps);
-        if (!FRESH && next < U)  // while the time steps run
+        if (!FRESH && next < U)  // The copies run during the time steps below.
 #pragma unroll
             for (int s = 0; s < STAGES; s++)
                 copy_stage(stages + s * 2 * HALF_STAGE, delta + (i64)next * P + AT, theta0 + (i64)run[next] * P + AT, s, rank);
@@ -182,7 +188,7 @@ KERNEL IN_CLUSTERS __launch_bounds__(THREADS, 1) lstm_forward(
             if (t + 1 < T) {
                 const u32 mbarrier = mbarriers + (message & 1) * 8;
                 if (threadIdx.x == 0) expect_bytes(mbarrier, 2 * B * H);
-                // Four threads have the same 16 bytes, and each sends them to another block.
+                // Four threads have the same 16 bytes. Each of them sends them to one of the four blocks.
                 store_async(in_block(place + (message & 1) * STATE_BYTES, g >> 1), gathered(h_pair, lane), in_block(mbarrier, g >> 1));
                 message++;
             }
@@ -205,13 +211,14 @@ KERNEL IN_CLUSTERS __launch_bounds__(THREADS, 1) lstm_forward(
         if (next >= U) break;
         u = next;
     }
-    cluster_barrier();  // no block ends while others may still send to it
+    cluster_barrier();  // A block must not end while other blocks may still send to it.
 }
 
-// Copies of the backward pass: a thread copies the parts of its own rows, PREFETCHED of 32, delta and theta0. A part is 8
-// columns of one row: rows g and g + 8 of the warp's two tiles, four gates, two blocks of 32 columns.
+// In the backward pass the matrix of a thread consists of 32 parts of 8 columns of one row: rows g and g + 8 of the
+// warp's two tiles, four gates, two blocks of 32 columns. Shared memory has room for PREFETCHED of them, each with
+// delta and theta0; the other parts are loaded directly into registers.
 #define PREFETCHED 18
-#define PARTIAL_BYTES (4 * COLUMNS * B * 4)  // of a message: a float from each block for each state and sequence
+#define PARTIAL_BYTES (4 * COLUMNS * B * 4)  // bytes of a message: a float from each block for each state and sequence
 INLINE i64 part_at(int part, int rank, int warp, int g, int q) {
     const int r = part & 1, tile = (part >> 1) & 1, block = (part >> 2) & 1, gate = part >> 3;
     return (i64)gate * R * H + (i64)(X + (2 * warp + tile) * 16 + g + 8 * r) * H + rank * COLUMNS + block * 32 + q * 8;
@@ -225,7 +232,8 @@ INLINE void copy_parts(u32 to, const bf16* delta, const bf16* theta0, int rank, 
     }
     end_copies();
 }
-// Two steps of 16 columns: the first takes the first and second pair of every thread, the second the others.
+// Writes a part into the registers for two matrix products of 16 columns each: the first product uses the first and
+// second pair of every thread, the second product the other two.
 INLINE void set_part(u32 (&weight)[2][16][4], int part, Quad start, Quad change, float c) {
     const int r = part & 1, tile = (part >> 1) & 1, s = 2 * (part >> 2);
     weight[tile][s][r] = weight_of(start.x, change.x, c);
@@ -234,10 +242,11 @@ INLINE void set_part(u32 (&weight)[2][16][4], int part, Quad start, Quad change,
     weight[tile][s + 1][2 + r] = weight_of(start.w, change.w, c);
 }
 
-// The gradients of the gates' sums for all t, from dl/dh of the output in `state_grad` [U, N, H]; they replace the gates.
-// A block has the gates of its columns: after a time step it multiplies their gradients by its part of the matrix, which
-// gives a part of the gradient of every state before, and sends each block the parts for its columns. Warp w computes the
-// parts of the states 32 w to + 31, and the gates of the columns 8 w to + 7 of the block.
+// Computes the gradients with respect to the gates' sums for all t, from dl/dh of the output in `state_grad` [U, N, H].
+// The gradients replace the values in `gates`. A block has the gates of its columns. After a time step it multiplies
+// their gradients by its part of the matrix. The result is a part of the gradient of every state of the previous time
+// step; the block sends each block the parts for that block's columns. Warp w computes the parts of the states 32 w to
+// 32 w + 31, and the gates of the columns 8 w to 8 w + 7 of the block.
 KERNEL IN_CLUSTERS __launch_bounds__(THREADS, 1) lstm_backward(
     const bf16* delta, const bf16* theta0, const float* scale, const int* run, const int* step, const int* num_steps,
     bf16* gates, const float* cells, const float* state_grad, int U, int clusters
@@ -286,7 +295,7 @@ KERNEL IN_CLUSTERS __launch_bounds__(THREADS, 1) lstm_backward(
             }
         }
         const int next = next_user(u + clusters, U, clusters, now, num_steps);
-        if (!FRESH && next < U)  // while the time steps run
+        if (!FRESH && next < U)  // The copies run during the time steps below.
             copy_parts(copies, delta + (i64)next * P + AT, theta0 + (i64)run[next] * P + AT, rank, warp, g, q);
 
         const u32* of_gates = (const u32*)(gates + (i64)u * N * 4 * H + rank * COLUMNS);
@@ -380,5 +389,5 @@ KERNEL IN_CLUSTERS __launch_bounds__(THREADS, 1) lstm_backward(
         if (next >= U) break;
         u = next;
     }
-    cluster_barrier();  // no block ends while others may still send to it
+    cluster_barrier();  // A block must not end while other blocks may still send to it.
 }

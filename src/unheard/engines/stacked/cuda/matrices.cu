@@ -1,24 +1,25 @@
 // The update of the matrix of one gate of one user, delta <- c * keep * delta - eta * z^T gradients, for H = 256.
 //
-// z [N, X + H + 1] is the input of the matrix: word vectors, states of B positions before, and 1 for the bias. A block has
-// all rows of the matrix and takes 64 columns at a time; a warp has EACH tiles of 16 rows. A tile of the next columns is
-// loaded as soon as the same tile of the present ones is stored, so that loads are under way all the time.
-// Thread q of four has the columns 32 k + 8 q to + 7 of rows g and g + 8, so that it reads and writes 16 bytes at a time:
-// the gradients' columns are put into shared memory in the order that gives it those. Grid: (4, U). Block: 32 * WARPS
-// threads. Compile-time constants: P, AT, M, X, T (stacked/__init__.py), SLOTS, SLOT, WARPS, BLOCKS_PER_SM, FRESH.
-// matrix_kernels.py computes the same in Triton (update_matrix).
+// z [N, X + H + 1] is the input of the matrix: word vectors, states of the previous time step (B positions earlier),
+// and 1 for the bias. A block handles all rows of the matrix, 64 columns at a time; a warp handles EACH tiles of 16
+// rows. As soon as a tile is stored, the same tile of the next 64 columns is loaded, so that loads overlap with
+// computation. Thread q of four handles the columns 32 k + 8 q to 32 k + 8 q + 7 of rows g and g + 8, so that it reads
+// and writes 16 bytes at a time. The columns of the gradients are reordered in shared memory so that the product gives
+// the thread these columns. Grid: (4, U). Block: 32 * WARPS threads.
+// Compile-time constants: P, AT, M, X, T (as in kernels.py), SLOTS, SLOT, WARPS, BLOCKS_PER_SM, FRESH.
+// `update_matrix` in matrix_kernels.py computes the same in Triton.
 
 #define H 256
 #define B 8
 #define N (B * T)
 #define R (X + H + 1)
 #define STEPS (N / 16)
-#define Z_BYTES (2 * (X + H) + 16)   // per row in shared memory; 16 more against bank conflicts
+#define Z_BYTES (2 * (X + H) + 16)   // bytes per row in shared memory; 16 extra bytes avoid bank conflicts
 #define G_BYTES (2 * 64 + 16)
-#define ROW_TILES ((X + H) / 16)     // and one more for the bias: one row
+#define ROW_TILES ((X + H) / 16)     // tiles of the weight; one more tile has the single row of the bias
 #define EACH ((ROW_TILES + WARPS) / WARPS)
 #define THREADS (32 * WARPS)
-#define GROUPS (H / 64)              // of columns
+#define GROUPS (H / 64)              // groups of 64 columns
 
 KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM) update_gates(
     bf16* delta, const float* scale, const int* run, const int* step, const int* num_steps, const float* rate,
@@ -31,7 +32,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM) update_gates(
     const u32 z = shared_address(memory), grads = z + N * Z_BYTES;
     double* parts = (double*)(memory + N * (Z_BYTES + 2 * G_BYTES));
 
-    // The place of this thread's first 16 bytes: tile `warp`, row g, columns 8 q to + 7.
+    // The address of this thread's first 16 bytes: tile `warp`, row g, columns 8 q to 8 q + 7.
     bf16* at = delta + (i64)u * P + AT + ((i64)gate * R + warp * 16 + g) * H + q * 8;
     Quad old[EACH][2][2];
     const auto load_tile = [&](Quad (&to)[2][2], int e, int group) {
@@ -45,7 +46,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM) update_gates(
                     to[r][k] = load_once(at + (e * WARPS * 16 + r * 8) * H + group * 64 + k * 32);
             }
     };
-    // The gradients of a group of columns, 16 bytes per thread and turn; GRADS turns.
+    // The gradients of a group of columns are loaded in GRADS turns of 16 bytes per thread.
 #define GRADS ((N * 8 + THREADS - 1) / THREADS)
     Quad next[GRADS];
     const auto load_grads = [&](int group) {
@@ -89,7 +90,7 @@ KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM) update_gates(
     const int of_run = run[u];
     const float eta = rate[of_run];
     const float c_weight = scale[u * M + 1 + 2 * gate] * keep[of_run], c_bias = scale[u * M + 2 + 2 * gate] * keep[of_run];
-    double of_weight = 0.0, of_bias = 0.0;  // squared norms of what is stored
+    double of_weight = 0.0, of_bias = 0.0;  // squared norms of the stored delta
 
 #pragma unroll 1
     for (int group = 0; group < GROUPS; group++) {

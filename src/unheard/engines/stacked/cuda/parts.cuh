@@ -1,11 +1,12 @@
-// Functions that the CUDA kernels share: bfloat16 pairs, matrix products of a warp, copies, and clusters of blocks.
+// Functions that several CUDA kernels use: bfloat16 pairs, matrix products of a warp, copies, and clusters of blocks.
 //
-// Compile-time constant of every source: FRESH, 1 for the first local step. The delta is zero then, and is not read:
-// whatever its memory holds belongs to other users.
+// Every source has the compile-time constant FRESH. It is 1 for the first local step, in which every delta is zero. The
+// kernels do not read delta then, because its memory still holds the data of other users.
 //
-// A "pair" is two bfloat16 numbers in one 32-bit word, the first in the lower half. In a warp, `g` = lane / 4 and
-// `q` = lane % 4 are the coordinates that the matrix instructions use (PTX manual, "Matrix fragments for mma.m16n8k16").
-// tests/cuda_on_cpu.h defines the functions between DEVICE_ONLY and its end for a CPU.
+// A "pair" is two bfloat16 numbers in one 32-bit word, the first in the lower half. In a warp, `g` = lane / 4 and `q` =
+// lane % 4 are the coordinates that the matrix instructions use (PTX manual, "Matrix fragments for mma.m16n8k16"). The
+// tests compile the kernels for a CPU; tests/cuda_on_cpu.h then replaces the functions between #ifndef ON_CPU and
+// #endif.
 
 typedef unsigned int u32;
 typedef unsigned short bf16;
@@ -36,7 +37,7 @@ INLINE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 INLINE void block_barrier() { __syncthreads(); }
 INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// c [16, 8] += a [16, 16] b [16, 8]
+// Computes c [16, 8] += a [16, 16] b [16, 8] in a warp.
 INLINE void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -80,8 +81,9 @@ INLINE void cluster_barrier() {
 }
 INLINE void warp_barrier() { __syncwarp(); }
 
-// An mbarrier in shared memory counts the bytes of one message at a time. One thread says how many bytes the next message
-// has (`expect_bytes`); `wait_mbarrier` returns when they are there. Message k of an mbarrier has the parity k & 1.
+// An mbarrier in shared memory counts the bytes of one message at a time. One thread sets the number of bytes of the
+// next message (`expect_bytes`); `wait_mbarrier` returns when they have arrived. Message k of an mbarrier has the
+// parity k & 1.
 INLINE void init_mbarrier(u32 mbarrier) { asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(mbarrier) : "memory"); }
 INLINE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 INLINE void expect_bytes(u32 mbarrier, u32 bytes) {
@@ -94,7 +96,8 @@ INLINE void wait_mbarrier(u32 mbarrier, u32 parity) {
             : "=r"(done) : "r"(mbarrier), "r"(parity) : "memory");
     } while (!done);
 }
-// 16 bytes to an address of the cluster's shared memory, and their arrival to an mbarrier of the same block.
+// Sends 16 (or 8) bytes to an address in the shared memory of a block of the cluster. An mbarrier of that block counts
+// them.
 INLINE void store_async(u32 address, Quad v, u32 mbarrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
         ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(mbarrier) : "memory");
@@ -103,7 +106,7 @@ INLINE void store_async(u32 address, float x, float y, u32 mbarrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];"
         ::"r"(address), "f"(x), "f"(y), "r"(mbarrier) : "memory");
 }
-// A multiple of 16 bytes from global memory to shared memory, and their arrival to an mbarrier. One thread calls it.
+// Copies a multiple of 16 bytes from global to shared memory; the mbarrier counts them. Only one thread calls it.
 INLINE void copy_bulk(u32 shared, const void* global, u32 bytes, u32 mbarrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
         ::"r"(shared), "l"(global), "r"(bytes), "r"(mbarrier) : "memory");
@@ -112,13 +115,14 @@ INLINE void copy_bulk(u32 shared, const void* global, u32 bytes, u32 mbarrier) {
 
 INLINE float sigmoid(float x) { return reciprocal(1.0f + exp2_(-1.4426950408889634f * x)); }
 INLINE float tanh_(float x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
-// theta0 + c * delta of a pair
+// Returns theta0 + c * delta for a pair.
 INLINE u32 moved(u32 start, u32 delta, float c) {
     return pack(low(start) + c * low(delta), high(start) + c * high(delta));
 }
 
-// A thread has two rows (r0, r1) of its column g. Lanes 4 apart have neighbouring columns. After `paired` a thread has
-// two neighbouring columns of one row: row r0 where g is even, r1 where g is odd. `unpaired` is the inverse.
+// After a matrix product, a thread has the rows r0 and r1 of one column, g. The lanes of neighbouring columns differ by
+// 4. `paired` exchanges values between them: a thread then has two neighbouring columns of one row, of row r0 if g is
+// even and of row r1 if g is odd. `unpaired` is the inverse.
 INLINE u32 paired(float r0, float r1, bool odd) {
     float other = exchange(odd ? r0 : r1, 4);
     return odd ? pack(other, r1) : pack(r0, other);
@@ -128,7 +132,7 @@ INLINE void unpaired(u32 pair, bool odd, float& r0, float& r1) {
     r0 = odd ? other : low(pair);
     r1 = odd ? high(pair) : other;
 }
-// After `paired`: all eight columns of the thread's row, in order.
+// Returns all eight columns of the thread's row, in order, from the pairs that `paired` returned.
 INLINE Quad gathered(u32 pair, int lane) {
     const int first = lane & 7;  // the lane with the first two columns
     return Quad{from_lane(pair, first), from_lane(pair, first + 8), from_lane(pair, first + 16), from_lane(pair, first + 24)};

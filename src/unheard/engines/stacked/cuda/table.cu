@@ -1,23 +1,25 @@
-// The update of a word table of one user, delta <- c * keep * delta - eta * gradient, for D and N that are multiples of
-// 32 and 16.
+// The update of a word table of one user, delta <- c * keep * delta - eta * gradient. D must be a multiple of 32, N of
+// 16.
 //
-// A warp takes TILES * 16 words at a time, and copies the next ones meanwhile. A word belongs to four threads from reading
-// to writing: thread q has the columns 32 k + 8 q to + 7 of rows g and g + 8, which are both the first factor of the
-// logits' product and, because the outputs' columns are put into shared memory in the same order, its place in the
-// gradient. In the first local step there is no delta, and all users of a run have the same word vectors,
-// which `form_vectors` (attend.cu) has formed. Grid: (SLICES, U). Block: 32 * WARPS threads.
-// Compile-time constants: P, AT, LAYER, M, V, D, N, UNIT (stacked/__init__.py), SLOTS, SLOT, SLICES, WARPS, TILES,
-// BLOCKS_PER_SM, FRESH. table_kernels.py computes the same in Triton.
+// A warp handles TILES * 16 words at a time, and copies the next words meanwhile. The same four threads read, compute
+// and write a word: thread q has the columns 32 k + 8 q to 32 k + 8 q + 7 of rows g and g + 8. These are the thread's
+// values of the first factor in the product for the logits. The columns of the outputs are reordered in shared memory
+// so that the product for the gradient gives the thread the same columns. In the first local step delta is zero, and
+// all users of a run have the same word vectors, which `form_vectors` (attend.cu) has computed. Grid: (SLICES, U).
+// Block: 32 * WARPS threads.
+// Compile-time constants: P, AT, LAYER, M, V, D, N, UNIT (as in table_kernels.py), SLOTS, SLOT, SLICES, WARPS, TILES,
+// BLOCKS_PER_SM, FRESH. `update_table` in table_kernels.py computes the same in Triton.
 
 #define LOG2_E 1.4426950408889634f
 #define WORDS (16 * TILES)
-#define ROW_BYTES (2 * D + 16)       // of the outputs in shared memory; 16 more against bank conflicts
+#define ROW_BYTES (2 * D + 16)       // per row of the outputs in shared memory; 16 extra bytes avoid bank conflicts
 #define TILE_BYTES (WORDS * 2 * D)
 #define BLOCKS (D / 32)
 #define STEPS (N / 16)
-#define BUFFERS (FRESH ? 1 : 3)           // per warp: theta0 or the formed vectors of the next words; delta of these and of the next
+// Buffers per warp. With FRESH: the word vectors. Otherwise: theta0, delta of these words, and delta of the next words.
+#define BUFFERS (FRESH ? 1 : 3)
 #define COPIES (WARPS * BUFFERS * TILE_BYTES)
-#define PART (TILES == 1 ? STEPS : (STEPS + 1) / 2)  // positions whose logits are in registers at the same time, by 16
+#define PART (TILES == 1 ? STEPS : (STEPS + 1) / 2)  // groups of 16 positions whose logits are in registers together
 
 KERNEL __launch_bounds__(32 * WARPS, BLOCKS_PER_SM) update_table_dense(
     bf16* delta, const bf16* theta0, const float* scale, const int* run, const int* step, const int* num_steps,
@@ -43,7 +45,7 @@ KERNEL __launch_bounds__(32 * WARPS, BLOCKS_PER_SM) update_table_dense(
     bf16* of_delta = delta + (i64)u * P + AT;
     const bf16* of_start = theta0 + of_run * P + AT;
     const bf16* of_vectors = vectors + of_run * rows * D;
-    // One lane copies the words of a tile: theta0 and delta, or formed vectors.
+    // One lane starts the copy of a tile: theta0 and delta, or with FRESH the word vectors.
     const auto copy_words = [&](int tile, int buffer) {
         if (lane || tile >= end) return;
         const int left = V - tile * WORDS;
@@ -69,7 +71,7 @@ KERNEL __launch_bounds__(32 * WARPS, BLOCKS_PER_SM) update_table_dense(
     for (int n = threadIdx.x; n < N; n += 32 * WARPS) {
         const int word = targets[((i64)now * U + u) * N + n];
         target[n] = word;
-        // At positions without a target the sum is infinite, so that every probability is 0.
+        // At positions without a target the log of the sum is so large that every probability is 0.
         lse[n] = word >= 0 ? log_sum[(i64)u * N + n] * LOG2_E : 1e30f;
     }
     block_barrier();
@@ -98,7 +100,7 @@ KERNEL __launch_bounds__(32 * WARPS, BLOCKS_PER_SM) update_table_dense(
                 float w[BLOCKS][8], sum = 0.0f;
 #pragma unroll
                 for (int k = 0; k < BLOCKS; k++) {
-                    // Formed vectors have their pieces in the order of `piece_at` (attend.cu).
+                    // Word vectors from `form_vectors` have their pieces in the order of `piece_at` (attend.cu).
                     const int piece = 4 * k + (FRESH ? q ^ ((row >> 1) & 3) : q);
                     const Quad start = load_shared(copies + row * 2 * D + piece * 16);
                     const u32 a[4] = {start.x, start.y, start.z, start.w};
@@ -135,14 +137,15 @@ KERNEL __launch_bounds__(32 * WARPS, BLOCKS_PER_SM) update_table_dense(
                         vector[m][2 * k + (i >> 1)][r + 2 * (i & 1)] =
                             pack(w[k][2 * i] * inverse[m][r], w[k][2 * i + 1] * inverse[m][r]);
             }
-        warp_barrier();  // all lanes have read the vectors before the next ones overwrite them
+        warp_barrier();  // All lanes must have read the vectors before the next copy overwrites them.
         copy_words(tile + WARPS, parity);
         bool here = false;
 #pragma unroll
         for (int k = 0; k < (N + 31) / 32; k++) here |= (u32)(mine[k] - word0) < (u32)WORDS;
         const bool any = any_lane(here);
 
-        // The softmax's gradient of 16 positions at a time: the first factor of the gradient's product.
+        // The gradient with respect to the logits, 16 positions at a time: the first factor in the product for the
+        // gradient.
         u32 dlogit[TILES][STEPS][4];
 #pragma unroll
         for (int begin = 0; begin < STEPS; begin += PART) {
@@ -241,7 +244,7 @@ KERNEL __launch_bounds__(32 * WARPS, BLOCKS_PER_SM) update_table_dense(
 #pragma unroll
             for (int r = 0; r < 2; r++)
                 if (word0 + 16 * m + 8 * r + g < V) square += sum[m][r];
-        if (!FRESH) warp_barrier();  // all lanes have read the delta again before the words after the next overwrite it
+        if (!FRESH) warp_barrier();  // All lanes must have read delta again before a later copy overwrites it.
     }
 #pragma unroll
     for (int lanes = 16; lanes; lanes >>= 1) square += exchange(square, lanes);

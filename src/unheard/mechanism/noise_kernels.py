@@ -1,0 +1,231 @@
+"""Triton kernels that draw exact normals on a GPU: steps 1 and 2 of `exact_normal.py`.
+
+Input: a new stream, in parts, and a scale. Output: round(scale * X) for independent normals X, int64, with exactly this
+distribution. The reference implementation is `ExactNormals` in exact_normal.py, which explains each step. Both give the
+same integers, because the integers depend only on the random digits.
+
+| step | computes |
+| --- | --- |
+| `_draw` | the words of AES-128 in counter mode (FIPS 197), which `randomgen.AESCounter` draws on a CPU, and the P of each |
+| `torch.special.ndtri` | -x of each P |
+| `_round` | scale * x rounded, and a list of the numbers whose rounding float64 cannot decide |
+| `round_exactly`, on a CPU | the numbers of that list: about four of the 1.3 million parameters of the paper's model |
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from unheard.mechanism.exact_normal import DIGITS, ERROR, LARGEST_X, SMALLEST, check_scale, decided_below, round_exactly
+from unheard.parameters import host_memory, to_device
+from unheard.randomness import StreamPart
+
+BLOCK = 512
+"""What one program (one instance of a kernel) processes: blocks of the cipher (two words each) in `_draw`, words in
+`_round`."""
+AT_ONCE = 2**24
+"""The number of words that are processed at the same time; their intermediate results take 256 MB. It must be a
+multiple of the number of integers that are drawn from each part."""
+
+
+def rounded_normals_on(
+    device: torch.device, parts: Sequence[StreamPart], per_part: int, count: int, scale: float, *, error: float = ERROR
+) -> "tuple[Tensor, torch.cuda.Event | None]":
+    """Draw integers with exactly the distribution of round(scale * N(0, 1)), on a GPU.
+
+    The function blocks until the GPU is done, so call it on another thread than the one that trains. Its work is queued
+    on a separate CUDA stream, and does not wait for the users' updates.
+
+    Args:
+        device: The GPU. On a CPU the kernels run in Triton's interpreter.
+        parts: The parts of a new stream, in order.
+        per_part: The number of integers to draw from each part; must be even.
+        count: The total number of integers.
+        scale: As in `exact_normal.rounded_normals`.
+        error: As in `exact_normal.rounded_normals`.
+
+    Returns:
+        The integers, int64 [count], and the CUDA event that other streams must wait for before they read them.
+
+    Raises:
+        RuntimeError: The stream was drawn from before, or float64 cannot decide far more numbers than expected.
+    """
+    check_scale(scale)
+    # The space for numbers that float64 cannot decide: four times the expected number, and 64 more.
+    share = 2 * SMALLEST * 2.0**-DIGITS + 2 * (1 + LARGEST_X) * error * scale
+    most = min(count, int(4 * count * share) + 64)
+    # The scale, the limit of step 2 and the 44 round keys. They are passed in memory, because Triton would pass float
+    # arguments of a kernel in float32.
+    numbers = np.empty(24)
+    numbers[:2] = scale, decided_below(scale, error)
+    numbers[2:] = parts[0].round_keys().view(np.float64)
+    with _own_stream(device):
+        numbers_24 = to_device(numbers, device)
+        keys, at_once = numbers_24[2:].view(torch.int32), min(count, AT_ONCE)
+        word_L = torch.empty(at_once, dtype=torch.int64, device=device)
+        value_L = torch.empty(at_once, dtype=torch.float64, device=device)
+        rounded_P = torch.empty(count, dtype=torch.int64, device=device)
+        # The count of undecided numbers, then their indices, then their words.
+        undecided = torch.zeros(1 + 2 * most, dtype=torch.int64, device=device)
+        for first in range(0, count, at_once):
+            number = min(at_once, count - first)
+            _draw[(triton.cdiv(number, 2 * BLOCK),)](
+                keys, _mixed_s_box(device), word_L, value_L, first // 2, number,
+                PER_PART=per_part, UNIT=2.0**-DIGITS, BLOCK=BLOCK, num_warps=4,
+            )  # fmt: skip
+            torch.special.ndtri(value_L, out=value_L)
+            _round[(triton.cdiv(number, BLOCK),)](
+                word_L, value_L, rounded_P, undecided, numbers_24, first, number, most,
+                SMALLEST=2 * SMALLEST, BLOCK=BLOCK, num_warps=4,
+            )  # fmt: skip
+        listed = host_memory(tuple(undecided.shape), torch.int64, device)
+        listed.copy_(undecided, non_blocking=True)
+        _wait(device)
+        number = int(listed[0])
+        # DP: a rounding that float64 cannot decide is never taken from float64.
+        if number > most:
+            raise RuntimeError(f"float64 cannot decide {number} of {count} numbers, which is far more than expected.")
+        exact_2U = np.empty((2, number), np.int64)
+        listed_U = zip(listed[1 : 1 + number].tolist(), listed[1 + most : 1 + most + number].tolist(), strict=True)
+        for u, (index, word) in enumerate(listed_U):
+            part, within = divmod(index, per_part)
+            digits_of_p = (word % 2**64) >> 1
+            size = round_exactly(digits_of_p, scale, partial(parts[part].further, within), error=error)
+            exact_2U[:, u] = index, -size if word & 1 else size
+        if number:
+            index_U, size_U = to_device(exact_2U, device)
+            rounded_P[index_U] = size_U
+        return rounded_P, torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+def _own_stream(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which CUDA work is queued on the stream of the noise. It does nothing on a CPU."""
+    return torch.cuda.stream(_noise_stream(device)) if device.type == "cuda" else nullcontext()
+
+
+@cache
+def _noise_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the CUDA stream of the noise, one per device."""
+    return torch.cuda.Stream(device)
+
+
+def _wait(device: torch.device) -> None:
+    """Wait for the work on the stream of the noise, and not for other streams."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+@cache
+def _mixed_s_box(device: torch.device) -> Tensor:
+    """Return the lookup table of AES: for each byte a the column (2 S(a), S(a), S(a), 3 S(a)), lowest byte first.
+
+    S and the product by 2 in GF(2^8) are those of FIPS 197, sections 4.2 and 5.1.1.
+    """
+    power, log = [1], {1: 0}
+    for k in range(1, 255):  # the powers of 3, which generates the multiplicative group
+        power.append(power[-1] ^ _doubled(power[-1]))
+        log[power[-1]] = k
+    table = np.empty(256, np.uint32)
+    for a in range(256):
+        inverse = power[-log[a] % 255] if a else 0
+        s = 0x63
+        for shift in range(5):
+            s ^= (inverse << shift | inverse >> (8 - shift)) & 255
+        table[a] = _doubled(s) | s << 8 | s << 16 | (_doubled(s) ^ s) << 24
+    return torch.from_numpy(table.view(np.int32)).to(device)
+
+
+def _doubled(a: int) -> int:
+    """Return 2 a in GF(2^8), the field of AES."""
+    return (a << 1) ^ (0x11B if a & 0x80 else 0)
+
+
+@triton.jit
+def _entry(table, byte):
+    """Return the entry of the table for the lowest 8 bits of `byte`."""
+    return tl.load(table + (byte & 255).to(tl.int32)).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _column(table, a, b, c, d, key):
+    """Compute one column of the AES state after SubBytes, ShiftRows, MixColumns and AddRoundKey."""
+    second, third, fourth = _entry(table, b >> 8), _entry(table, c >> 16), _entry(table, d >> 24)
+    mixed = _entry(table, a) ^ (second << 8 | second >> 24) ^ (third << 16 | third >> 16) ^ (fourth << 24 | fourth >> 8)
+    return mixed ^ tl.load(key).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _last_column(table, a, b, c, d, key):
+    """Compute one column of the AES state after the last round, which has no MixColumns."""
+    first, second = (_entry(table, a) >> 8) & 255, _entry(table, b >> 8) & 0xFF00
+    third, fourth = (_entry(table, c >> 16) << 8) & 0xFF0000, (_entry(table, d >> 24) << 16) & 0xFF000000
+    return first ^ second ^ third ^ fourth ^ tl.load(key).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _draw(
+    keys, table, words, probabilities, first, count,
+    PER_PART: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Encrypt the counters from `first` on. Each block of the cipher gives two words; each word gives one P."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    part, within = (first + i) // (PER_PART // 2), (first + i) % (PER_PART // 2)
+    # DP: the counter of each part begins 2^63 blocks after that of the previous part, so that no two coordinates share
+    # a word.
+    low, high = within | ((part & 1) << 63), part >> 1
+    s0 = low.to(tl.uint32) ^ tl.load(keys).to(tl.uint32, bitcast=True)
+    s1 = (low >> 32).to(tl.uint32) ^ tl.load(keys + 1).to(tl.uint32, bitcast=True)
+    s2 = high.to(tl.uint32) ^ tl.load(keys + 2).to(tl.uint32, bitcast=True)
+    s3 = (high >> 32).to(tl.uint32) ^ tl.load(keys + 3).to(tl.uint32, bitcast=True)
+    for r in range(1, 10):
+        key = keys + 4 * r
+        t0 = _column(table, s0, s1, s2, s3, key)
+        t1 = _column(table, s1, s2, s3, s0, key + 1)
+        t2 = _column(table, s2, s3, s0, s1, key + 2)
+        t3 = _column(table, s3, s0, s1, s2, key + 3)
+        s0, s1, s2, s3 = t0, t1, t2, t3
+    t0 = _last_column(table, s0, s1, s2, s3, keys + 40).to(tl.uint64)
+    t1 = _last_column(table, s1, s2, s3, s0, keys + 41).to(tl.uint64)
+    t2 = _last_column(table, s2, s3, s0, s1, keys + 42).to(tl.uint64)
+    t3 = _last_column(table, s3, s0, s1, s2, keys + 43).to(tl.uint64)
+    _store(words, probabilities, 2 * i, t0 | t1 << 32, count, UNIT)
+    _store(words, probabilities, 2 * i + 1, t2 | t3 << 32, count, UNIT)
+
+
+@triton.jit
+def _store(words, probabilities, i, word, count, UNIT: tl.constexpr):
+    """Store a word and its P. The last bit of the word is the sign; the other bits are the first digits of P."""
+    tl.store(words + i, word.to(tl.int64, bitcast=True), mask=i < count)
+    tl.store(probabilities + i, ((word >> 1).to(tl.float64) + 0.5) * UNIT, mask=i < count)
+
+
+@triton.jit
+def _round(
+    words, values, rounded, undecided, limits, first, count, most,
+    SMALLEST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Round scale * x, and list the numbers whose rounding float64 cannot decide.
+
+    `values` has -x. The results are stored from index `first` on.
+    """
+    scale, decided_below = tl.load(limits), tl.load(limits + 1)
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    word = tl.load(words + i, mask=inside, other=0)
+    scaled = -tl.load(values + i, mask=inside, other=0.0) * scale
+    size = tl.floor(scaled + 0.5)
+    # DP: a rounding that float64 cannot decide is decided exactly; a comparison with NaN is false, so a NaN is listed
+    # too.
+    decided = (tl.abs(scaled - size) < decided_below) & (word.to(tl.uint64, bitcast=True) >= SMALLEST)
+    # DP: the sign is a fair coin, a bit that is not a digit of P.
+    tl.store(rounded + first + i, tl.where((word & 1) == 1, -size, size).to(tl.int64), mask=inside)
+    listed = inside & (decided == 0)
+    slot = tl.atomic_add(undecided + tl.zeros([BLOCK], tl.int64), 1, mask=listed)
+    tl.store(undecided + 1 + slot, first + i, mask=listed & (slot < most))
+    tl.store(undecided + 1 + most + slot, word, mask=listed & (slot < most))
