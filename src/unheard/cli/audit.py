@@ -70,7 +70,7 @@ def audit(
     The exit status is 2 if the lower bound is above the claimed epsilon.
     """
     charged = " What its users were charged stays charged." if options.with_users else ""
-    set_stop_message(lambda: f"Stopped before the audit was written.{charged} The same command starts again.")
+    set_stop_message(lambda: f"Stopped before the audit was written.{charged} Run the same command again.")
 
     def work(ranks: "ProcessGroup | None") -> None:
         """Audit the run, print the result and write it; `ranks` are the processes that share the work, or None."""

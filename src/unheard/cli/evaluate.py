@@ -51,7 +51,7 @@ def evaluate(
 ) -> None:
     """Measure AccuracyTop1/3/5, loss and perplexity on held-out users."""
     set_stop_message(
-        lambda: "Stopped. The run folder is as it was, or has its new measures; the same command starts again."
+        lambda: "Stopped. The run folder is as it was, or has its new measures. Run the same command again."
     )
 
     def work(ranks: "ProcessGroup | None") -> None:

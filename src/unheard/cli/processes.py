@@ -149,7 +149,7 @@ def output_stop_message(out: Path, *, also: str = "") -> str:
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         return f"Stopped. {out} is complete."
-    return f"Stopped before {out} was written.{f' {also}' if also else ''} The same command starts again."
+    return f"Stopped before {out} was written.{f' {also}' if also else ''} Run the same command again."
 
 
 def run_stop_message(folder: Path) -> str:
