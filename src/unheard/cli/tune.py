@@ -294,9 +294,7 @@ def _select(
         "stays secret, so there is no progress bar. It may take several times the average."
     )
     let_unwind()
-    kept = if_interrupted(
-        "The trials are deleted; what they were charged stays charged. Run the same command again."
-    )
+    kept = if_interrupted("The trials are deleted; what they were charged stays charged. Run the same command again.")
     with signals_as_ctrl_c(), kept, notes.status("Training"):  # an interruption deletes the trials
         folder = select(candidates, out, TrialCount(mean=mean, drawn_from=drawn_from), engine=runs[0][1])
     if folder is None:
