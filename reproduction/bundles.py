@@ -8,11 +8,14 @@ folder. No text of users is copied.
     restore([Path("out/a.tar.gz")], other_work)
 """
 
+import itertools
 import os
+import re
 import shutil
 import tarfile
 import tempfile
 import tomllib
+import zlib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -48,26 +51,28 @@ def collect(work: Path, out: Path) -> None:
 
 
 def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> list[Path]:
-    """Pack the results of every run into one tar file, cut into parts if it is large. Runs may train at the same time.
+    """Pack the results of every run into one tar file, and the state of runs into a second one. Runs may train meanwhile.
 
-    The bundle holds the small result files of every run. For a run in progress it also holds the ledgers and the newest
-    checkpoint, so that `restore` can continue the run elsewhere. For a complete run that matches `KEPT_WHOLE` it also
-    holds the ledgers and the final model. If the checkpoints and models exceed the limit, models of complete runs are
-    left out first, then checkpoints of the runs with the highest seeds. Models that other runs start from have the
+    The first file, `target`, holds the small result files of every run. The second, with the ending `.state`, holds what
+    `restore` needs to continue a run elsewhere: for a run in progress the ledgers and the newest checkpoint, and for a
+    complete run that matches `KEPT_WHOLE` the ledgers and the final model. The results are a file of their own so that
+    they are not lost if a part of the state is. If the checkpoints and models exceed the limit, models of complete runs
+    are left out first, then checkpoints of the runs with the highest seeds. Models that other runs start from have the
     highest priority.
 
     Args:
         work: Folder of stores, ledgers and run folders.
-        target: The file to write. Parts have the endings `.00`, `.01`, …
+        target: The file to write. A file that is too large is cut into parts with the endings `.00`, `.01`, …
         part: Largest number of bytes of one file.
         limit: Largest number of bytes of checkpoints and models together.
 
     Returns:
-        The files. They replace the files of an earlier bundle of this name only when all of them are written.
+        The files, results first. They replace those of an earlier bundle of this name only when all of them are written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as scratch:
-        copied, packed = Path(scratch) / "runs", Path(scratch) / "packed"
+        copied, states = Path(scratch) / "runs", Path(scratch) / "states"
+        states.mkdir()
         collect(work, copied)
         (copied / "chosen_S.json").unlink(missing_ok=True)  # belongs to blogs_64
         folders = [path for path in copied.iterdir() if path.is_dir()]
@@ -78,50 +83,66 @@ def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> li
             return not (is_complete and fnmatchcase(path.name, STARTS)), is_complete, path.name.split("-")[::-1]
 
         for folder in sorted(folders, key=order):
-            limit -= _add_state(work, folder, limit)
-        with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
-            archive.add(copied, arcname=".")
-        number = -(-packed.stat().st_size // part)
-        names = [target.name] if number == 1 else [f"{target.name}.{i:02d}" for i in range(number)]
-        with open(packed, "rb") as file:
-            for name in names:
-                target.with_name(f".{name}.new").write_bytes(file.read(part))
-    for old in parts_of(target):
-        if old.name not in names:
+            (folder / "ledger.jsonl").unlink(missing_ok=True)
+            is_complete = (folder / "facts.json").exists()
+            if not is_complete or any(fnmatchcase(folder.name, pattern) for pattern in KEPT_WHOLE):
+                limit -= _add_state(work, states / folder.name, limit, is_complete=is_complete)
+        written = _write_parts(copied, target, part)
+        if any(states.iterdir()):
+            written += _write_parts(states, target.with_name(f"{target.name}.state"), part)
+    for old in _files_of(target):
+        if old not in written:
             old.unlink()
-    for name in names:
-        os.replace(target.with_name(f".{name}.new"), target.with_name(name))
-    return parts_of(target)
+    for file in written:
+        os.replace(_unfinished(file), file)
+    return written
 
 
-def _add_state(work: Path, folder: Path, limit: int) -> int:
-    """Add the state of one run to its folder in a bundle.
+def _write_parts(folder: Path, target: Path, part: int) -> list[Path]:
+    """Pack a folder, and return the files of the archive. Each is written under the name `_unfinished` first."""
+    with tempfile.TemporaryFile(dir=folder.parent) as packed:
+        with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+            archive.add(folder, arcname=".")
+        number = -(-packed.tell() // part)
+        packed.seek(0)
+        files = [target] if number == 1 else [target.with_name(f"{target.name}.{i:02d}") for i in range(number)]
+        for file in files:
+            _unfinished(file).write_bytes(packed.read(part))
+    return files
 
-    The state is the newest checkpoint of a run in progress, or the model of a complete run that matches `KEPT_WHOLE`,
-    with both ledgers and tokens.json. If the file is missing or larger than `limit`, a line says that it is left out. For
-    any other complete run nothing is added, and the copy of its ledger is removed.
+
+def _unfinished(file: Path) -> Path:
+    """Return the name of a file of a bundle while the bundle is written."""
+    return file.with_name(f".{file.name}.new")
+
+
+def _files_of(target: Path) -> list[Path]:
+    """Return the existing files of a bundle."""
+    pattern = re.compile(re.escape(target.name) + r"(\.state)?(\.\d\d)?")
+    return [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
+
+
+def _add_state(work: Path, folder: Path, limit: int, *, is_complete: bool) -> int:
+    """Copy the state of one run: its newest checkpoint, or its model if it is complete, both ledgers and tokens.json.
+
+    If the checkpoint or model is missing or larger than `limit`, nothing is copied, and a line says so.
 
     Args:
         work: Folder of stores, ledgers and run folders.
-        folder: The folder of the run in the bundle, with its small files.
+        folder: The folder to write, named like the run.
         limit: Number of bytes that are left for checkpoints and models.
+        is_complete: Whether the run is complete.
 
     Returns:
-        The size of the checkpoint or model in bytes; 0 if there is none or if it is larger than the limit.
+        The size of the checkpoint or model in bytes; 0 if nothing is copied.
     """
-    source, is_complete = work / "runs" / folder.name, (folder / "facts.json").exists()
-    if is_complete and not any(fnmatchcase(folder.name, pattern) for pattern in KEPT_WHOLE):
-        (folder / "ledger.jsonl").unlink(missing_ok=True)
-        return 0
-    target = folder if is_complete else folder / "checkpoints"
-    file = _copy_state(source, target, limit, is_complete=is_complete)
+    source = work / "runs" / folder.name
+    file = _copy_state(source, folder if is_complete else folder / "checkpoints", limit, is_complete=is_complete)
     if file is None:
         print(
             f"{folder.name}: {'its model' if is_complete else 'the state of the run in progress'} is left out",
             flush=True,
         )
-        if not is_complete:
-            (folder / "ledger.jsonl").unlink(missing_ok=True)
         return 0
     # The run may be training. A ledger that is copied later has at least the entries of a file that is copied earlier.
     # In this order the run's ledger covers the population's ledger, and both cover the checkpoint, as `restore` needs.
@@ -141,7 +162,7 @@ def _copy_state(source: Path, target: Path, limit: int, *, is_complete: bool) ->
         files = [file for file in kept if file.exists()]
         if not files or files[0].stat().st_size > limit:
             return None
-        target.mkdir(exist_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
         try:
             return Path(shutil.copyfile(files[0], target / files[0].name))
         except FileNotFoundError:  # training has replaced this checkpoint by a newer one: try again
@@ -149,23 +170,26 @@ def _copy_state(source: Path, target: Path, limit: int, *, is_complete: bool) ->
     return None
 
 
-def parts_of(target: Path) -> list[Path]:
-    """Return the files of a bundle in order: the file itself, or its parts."""
-    if target.exists():
-        return [target]
-    return sorted(target.parent.glob(f"{target.name}.[0-9][0-9]"))
-
-
 def unpack(files: Sequence[Path], out: Path) -> list[Path]:
-    """Unpack a bundle, given as its file or its parts, into `out` and return the folders of its runs."""
+    """Unpack the files of a bundle into `out` and return the folders of its runs.
+
+    Raises:
+        SystemExit: A part of an archive is missing or damaged. Archives before it in the order of names are unpacked, so
+            that results are there although a part of the state is missing.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile() as joined_parts:
-        for file in sorted(files):
-            joined_parts.write(file.read_bytes())
-        joined_parts.seek(0)
-        with tarfile.open(fileobj=joined_parts, mode="r:gz") as archive:
-            names = {Path(name).parts[0] for name in archive.getnames() if len(Path(name).parts) > 1}
-            archive.extractall(out, filter="data")
+    names: set[str] = set()
+    for name, parts in itertools.groupby(sorted(files), key=lambda file: re.sub(r"\.\d\d$", "", file.name)):
+        with tempfile.TemporaryFile() as joined_parts:
+            for file in parts:
+                joined_parts.write(file.read_bytes())
+            joined_parts.seek(0)
+            try:
+                with tarfile.open(fileobj=joined_parts, mode="r:gz") as archive:
+                    archive.extractall(out, filter="data")
+                    names |= {Path(member).parts[0] for member in archive.getnames() if len(Path(member).parts) > 1}
+            except (EOFError, tarfile.ReadError, zlib.error) as error:
+                raise SystemExit(f"{name}: a part is missing or damaged ({error}). Give all of its parts.") from error
     return [out / name for name in sorted(names)]
 
 

@@ -65,12 +65,13 @@ def test_a_bundle_brings_back_results_and_the_state_of_runs_in_progress(tmp_path
     work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
     make_work(work, {"z1-C1250": True, "baseline-seed1": True, "estimate-seed1": False, "estimate-seed2": False})
     make_work(elsewhere, {})
-    assert bundle(work, tmp_path / "all.tar.gz") == [tmp_path / "all.tar.gz"]
-    files = bundle(work, tmp_path / "out" / "a.tar.gz", part=5000, limit=7000)
-    assert [file.name for file in files[:2]] == ["a.tar.gz.00", "a.tar.gz.01"]
-    assert all(file.stat().st_size <= 5000 for file in files)
+    all_files = [tmp_path / "all.tar.gz", tmp_path / "all.tar.gz.state"]
+    assert bundle(work, tmp_path / "all.tar.gz") == all_files
+    files = bundle(work, tmp_path / "out" / "a.tar.gz", part=2000, limit=7000)
+    assert {file.name for file in files} > {"a.tar.gz.00", "a.tar.gz.01", "a.tar.gz.state.00", "a.tar.gz.state.01"}
+    assert all(file.stat().st_size <= 2000 for file in files)
     assert "z1-C1250: its model is left out" in capsys.readouterr().out  # both runs in progress come first
-    restore([tmp_path / "all.tar.gz"], elsewhere)
+    restore(all_files, elsewhere)
     whole, small, going = (elsewhere / "runs" / name for name in ("z1-C1250", "baseline-seed1", "estimate-seed1"))
     assert (whole / "model.safetensors").read_bytes() == (work / "runs" / "z1-C1250" / "model.safetensors").read_bytes()
     assert not (small / "model.safetensors").exists()
@@ -81,7 +82,28 @@ def test_a_bundle_brings_back_results_and_the_state_of_runs_in_progress(tmp_path
     assert (elsewhere / "ledgers" / "estimate-seed2.jsonl").read_text() == "charges of the population"
     bundle(elsewhere, tmp_path / "again.tar.gz")  # complete runs without a model are no error
     with pytest.raises(FileExistsError):
-        restore([tmp_path / "all.tar.gz"], elsewhere)
+        restore(all_files, elsewhere)
+
+
+def test_the_results_of_a_bundle_survive_the_loss_of_a_part_of_the_state(tmp_path):
+    work, out = tmp_path / "work", tmp_path / "out"
+    make_work(work, {"then-S10-seed1": False, "then-S10-seed2": False})
+    files = bundle(work, tmp_path / "a.tar.gz", part=2000)
+    with pytest.raises(SystemExit, match=r"a\.tar\.gz\.state: a part is missing"):
+        unpack(files[:-1], out)
+    for name in ("then-S10-seed1", "then-S10-seed2"):
+        assert (out / name / "metrics.jsonl").read_bytes() == (work / "runs" / name / "metrics.jsonl").read_bytes()
+
+
+def test_a_bundle_replaces_all_files_of_the_one_before(tmp_path):
+    work, target = tmp_path / "work", tmp_path / "out" / "a.tar.gz"
+    make_work(work, {"then-S10-seed1": False, "then-S10-seed2": False})
+    bundle(work, target, part=1000)
+    files = bundle(work, target)
+    assert [file.name for file in files] == [target.name, f"{target.name}.state"]
+    assert sorted(target.parent.iterdir()) == files
+    assert [file.name for file in bundle(work, target, limit=0)] == [target.name]
+    assert list(target.parent.iterdir()) == [target]
 
 
 def test_a_small_bundle_keeps_the_models_that_other_runs_begin_from(tmp_path, capsys):
@@ -94,7 +116,7 @@ def test_a_small_bundle_keeps_the_models_that_other_runs_begin_from(tmp_path, ca
     assert "then-S10-seed1" not in said
     assert "then-S10-seed2: the state of the run in progress is left out" in said
     assert "private: its model is left out" in said
-    restore([tmp_path / "a.tar.gz"], elsewhere)
+    restore([tmp_path / "a.tar.gz", tmp_path / "a.tar.gz.state"], elsewhere)
     assert "then-S10-seed2: starts again" in capsys.readouterr().out
     runs = {path.name for path in (elsewhere / "runs").iterdir() if not path.name.startswith(".")}
     assert runs == {"trade-S20-seed3", "then-S10-seed1", "private"}
@@ -111,8 +133,7 @@ def test_a_bundle_of_a_run_that_trains_can_be_restored_and_continues(run, tmp_pa
     run = replace(run, corpus=work / "reviews_81", ledger=work / "ledgers" / "private.jsonl")
     reports = unheard.train(run, work / "runs" / "private")
     assert [next(reports).round for _ in range(3)] == [1, 2, 3]  # the checkpoint is of round 2
-    bundle(work, tmp_path / "live.tar.gz")
-    restore([tmp_path / "live.tar.gz"], elsewhere)
+    restore(bundle(work, tmp_path / "live.tar.gz"), elsewhere)
     assert [report.round for report in unheard.resume(elsewhere / "runs" / "private")] == [3, 4, 5, 6]
     rounds = [entry.round for entry in Ledger.read(elsewhere / "runs" / "private" / "ledger.jsonl").entries]
     assert rounds == [0, 1, 2, 2, 3, 4, 5]
