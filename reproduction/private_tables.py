@@ -237,11 +237,15 @@ def minutes(records: Sequence[dict[str, Any]]) -> float:
 
 
 def _mean_cell(folders: Sequence[Path], at: int) -> str:
-    """Return the mean accuracy of the repetitions at a round with their standard deviation, or why there is none."""
+    """Return the mean accuracy of the repetitions at a round with their standard deviation, or why there is none.
+
+    If some repetitions did not reach the round, the cell says how many did.
+    """
     if not folders:
         return NOT_RUN
-    mean = _mean(folders, at)
-    return f"{mean} %" if mean else f"stopped at {max(last_round(folder) for folder in folders):,}"
+    mean, reached = _mean(folders, at), len(accuracy(folders, at))
+    some = "" if reached == len(folders) else f" ({reached} of {len(folders)} seeds)"
+    return f"{mean} %{some}" if mean else f"stopped at {max(last_round(folder) for folder in folders):,}"
 
 
 def _mean(folders: Sequence[Path], at: int) -> str:
