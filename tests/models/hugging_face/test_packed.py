@@ -15,7 +15,8 @@ from unheard.engines.engine import Drawn
 from unheard.engines.packed import PackedCohorts
 from unheard.engines.reference import ReferenceEngine
 from unheard.errors import ModelError
-from unheard.models.packed import CannotPack, PackedModel
+from unheard.models import packed_layers
+from unheard.models.packed import CannotPack, PackedModel, score_gradient
 from unheard.updates.user_update import User
 
 from .conftest import model_of, other_base
@@ -318,3 +319,21 @@ def test_with_frozen_a_only_b_is_trained_and_the_sum_is_that_of_the_reference(ll
     tokens = torch.tensor([[0, 5, 6, 7]])
     one, other = (m.logits(m.layout.split(params), tokens) for m in (model, again))
     assert torch.equal(one, other)
+
+
+@pytest.mark.system
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_compiled_layers_give_the_same_sum(kind, base, llama, monkeypatch):
+    """As on a GPU, but torch compiles for the CPU, and there is no CUDA graph."""
+    model = model_of(base if kind == "gpt2" else llama, "lora")
+    users, params, plan = users_of(model), start_of(model), plan_of(model, STEPS)
+    expected = packed(model).sum_updates(params, users, plan, 1)
+    monkeypatch.setattr(engine, "fast_score_gradient", lambda: score_gradient)  # it needs a GPU
+    monkeypatch.setattr(engine._Step, "record", lambda step: None)
+    # The loop over windows is for CPUs only. It would be compiled again for every length of a window.
+    monkeypatch.setattr(packed_layers, "plain_attention", torch.compiler.disable(packed_layers.plain_attention))
+    compiled = packed(model)
+    compiled.is_compiled = True
+    assert distance(expected, compiled.sum_updates(params, users, plan, 1)) < 1e-4
+    assert compiled.is_compiled  # it is False after a failed compilation
