@@ -114,7 +114,7 @@ def prepare(
 
 def _preparation(inputs: list[str], columns: InputOptions, text: TextOptions, name: str | None) -> "Preparation":
     """Return the settings for preparing one corpus. The caller sets the vocabulary."""
-    from unheard.corpus.pipeline import make_preparation
+    from unheard.corpus.prepare import make_preparation
     from unheard.corpus.sources import is_demo_corpus
 
     return make_preparation(

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +10,8 @@ import pytest
 from tests.corpus.inputs import (
     ANN,
     BOB,
-    FIELDS,
     POSTS,
     prepared,
-    word_list,
     words_of,
     write_csv,
     write_jsonl,
@@ -24,13 +21,12 @@ from tests.corpus.inputs import (
 from unheard.corpus.canaries import Canary
 from unheard.corpus.encode import EncodeShard, EncodingOptions
 from unheard.corpus.grouping import DuckDBBackend, SplitRule
-from unheard.corpus.pipeline import CHITCHAT, choose_vocabulary, draw_test_posts, make_preparation
-from unheard.corpus.private_vocabulary import CorpusVocabulary, PrivateVocabulary
-from unheard.corpus.sources import Fields
+from unheard.corpus.pipeline import draw_test_posts
+from unheard.corpus.private_vocabulary import PrivateVocabulary
 from unheard.corpus.store import ShardWriter, TokenStore, write_store
-from unheard.corpus.tokenizers import CharacterTokenizer, WordTokenizer
-from unheard.corpus.vocabulary import BOS, EOS, FileVocabulary, PublicVocabulary, TokenizerVocabulary, Vocabulary
-from unheard.errors import CorpusError, CorpusMissing, InputError, InvalidValue
+from unheard.corpus.tokenizers import CharacterTokenizer
+from unheard.corpus.vocabulary import BOS, EOS, PublicVocabulary, Vocabulary
+from unheard.errors import CorpusError, CorpusMissing, InputError
 
 WRITERS = {
     "x.jsonl": write_jsonl,
@@ -260,41 +256,3 @@ def test_rules_that_leave_nobody_say_which_rule(tmp_path):
     ]
     with pytest.raises(InputError, match="all are held out"):
         prepared(tmp_path, write_jsonl(tmp_path / "held.jsonl", held), splits=SplitRule(held_out=0.5))
-
-
-def test_words_for_a_vocabulary_name_its_source(tmp_path):
-    words, tokenizer = word_list(tmp_path), WordTokenizer()
-    store = write_store(tmp_path / "store", train=[], held_out=[], vocabulary=Vocabulary.of(["a"]))
-    cost = {"epsilon": 1.0, "delta": 1e-6}
-    assert choose_vocabulary("public", tokenizer, size=50, language="de") == PublicVocabulary(size=50, language="de")
-    assert choose_vocabulary("private", tokenizer, **cost, words_per_user=7) == PrivateVocabulary(
-        **cost, words_per_user=7
-    )
-    assert choose_vocabulary("tokenizer", tokenizer) == TokenizerVocabulary()
-    assert choose_vocabulary(words.path, tokenizer, size=9) == FileVocabulary(path=words.path, size=9)
-    assert choose_vocabulary(store.path, tokenizer) == CorpusVocabulary(path=str(store.path))
-    assert choose_vocabulary("from-corpus", tokenizer, corpus="other.txt") == CorpusVocabulary(path="other.txt")
-    assert choose_vocabulary(words, tokenizer) is words
-    for given, others, message in (
-        ("private", {"epsilon": 1.0}, "vocabulary_delta"),
-        ("public", {"delta": 1e-6}, "costs nothing"),
-        ("public", {"corpus": "other.txt"}, "go together"),
-        ("from-corpus", {}, "go together"),
-        ("privat", {}, "Did you mean 'private'"),
-    ):
-        with pytest.raises(InvalidValue, match=message):
-            choose_vocabulary(given, tokenizer, **others)
-
-
-def test_defaults_depend_on_each_other_and_the_demo_corpus_has_its_own():
-    assert make_preparation(FIELDS).encoding == EncodingOptions()
-    assert make_preparation(FIELDS, tokens_per_user=40).encoding.min_tokens == 40
-    assert make_preparation(FIELDS, tokens_per_user=40, min_tokens=5).encoding.min_tokens == 5
-    assert make_preparation(FIELDS).splits.held_out == 0.05
-    assert make_preparation(FIELDS, held_out=0.0).splits.held_out == 0
-    nothing = Fields(user="", text="")
-    assert make_preparation(nothing, is_demo=True) == CHITCHAT
-    assert make_preparation(nothing, is_demo=True, tokens_per_user=50).encoding.min_tokens == 50
-    for wrong, message in ((nothing, "--user-field"), (replace(FIELDS, text="who"), "both the column 'who'")):
-        with pytest.raises(InputError, match=message):
-            make_preparation(wrong)

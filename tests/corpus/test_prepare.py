@@ -1,17 +1,24 @@
-"""`unheard.prepare`: Python objects and paths give the store that the command makes of the same rows."""
+"""`unheard.prepare`: Python objects and paths give the store that the command makes of the same rows; defaults."""
 
 import datetime
 import json
 import uuid
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 import unheard
-from tests.corpus.inputs import ANN, BOB, POSTS, word_list, words_of, write_jsonl
+from tests.corpus.inputs import ANN, BOB, FIELDS, POSTS, word_list, words_of, write_jsonl
 from unheard.cli.main import app
-from unheard.corpus.vocabulary import FileVocabulary
+from unheard.corpus.encode import EncodingOptions
+from unheard.corpus.prepare import CHITCHAT, choose_vocabulary, make_preparation
+from unheard.corpus.private_vocabulary import CorpusVocabulary, PrivateVocabulary
+from unheard.corpus.sources import Fields
+from unheard.corpus.store import write_store
+from unheard.corpus.tokenizers import WordTokenizer
+from unheard.corpus.vocabulary import FileVocabulary, PublicVocabulary, TokenizerVocabulary, Vocabulary
 from unheard.errors import CorpusError, InputError, InvalidValue
 
 COLUMNS = {"user": "who", "text": "what", "time": "when"}
@@ -162,3 +169,41 @@ def test_the_demo_corpus_has_defaults_of_its_own_and_what_is_given_replaces_them
             unheard.prepare("chitchat", tmp_path / "chat", **options)
     assert [p.name for p in asked] == ["chitchat", "chitchat"]
     assert [p.encoding.tokens_per_user for p in asked] == [1600, 200]
+
+
+def test_words_for_a_vocabulary_name_its_source(tmp_path):
+    words, tokenizer = word_list(tmp_path), WordTokenizer()
+    store = write_store(tmp_path / "store", train=[], held_out=[], vocabulary=Vocabulary.of(["a"]))
+    cost = {"epsilon": 1.0, "delta": 1e-6}
+    assert choose_vocabulary("public", tokenizer, size=50, language="de") == PublicVocabulary(size=50, language="de")
+    assert choose_vocabulary("private", tokenizer, **cost, words_per_user=7) == PrivateVocabulary(
+        **cost, words_per_user=7
+    )
+    assert choose_vocabulary("tokenizer", tokenizer) == TokenizerVocabulary()
+    assert choose_vocabulary(words.path, tokenizer, size=9) == FileVocabulary(path=words.path, size=9)
+    assert choose_vocabulary(store.path, tokenizer) == CorpusVocabulary(path=str(store.path))
+    assert choose_vocabulary("from-corpus", tokenizer, corpus="other.txt") == CorpusVocabulary(path="other.txt")
+    assert choose_vocabulary(words, tokenizer) is words
+    for given, others, message in (
+        ("private", {"epsilon": 1.0}, "vocabulary_delta"),
+        ("public", {"delta": 1e-6}, "costs nothing"),
+        ("public", {"corpus": "other.txt"}, "go together"),
+        ("from-corpus", {}, "go together"),
+        ("privat", {}, "Did you mean 'private'"),
+    ):
+        with pytest.raises(InvalidValue, match=message):
+            choose_vocabulary(given, tokenizer, **others)
+
+
+def test_defaults_depend_on_each_other_and_the_demo_corpus_has_its_own():
+    assert make_preparation(FIELDS).encoding == EncodingOptions()
+    assert make_preparation(FIELDS, tokens_per_user=40).encoding.min_tokens == 40
+    assert make_preparation(FIELDS, tokens_per_user=40, min_tokens=5).encoding.min_tokens == 5
+    assert make_preparation(FIELDS).splits.held_out == 0.05
+    assert make_preparation(FIELDS, held_out=0.0).splits.held_out == 0
+    nothing = Fields(user="", text="")
+    assert make_preparation(nothing, is_demo=True) == CHITCHAT
+    assert make_preparation(nothing, is_demo=True, tokens_per_user=50).encoding.min_tokens == 50
+    for wrong, message in ((nothing, "--user-field"), (replace(FIELDS, text="who"), "both the column 'who'")):
+        with pytest.raises(InputError, match=message):
+            make_preparation(wrong)

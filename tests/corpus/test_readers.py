@@ -23,7 +23,7 @@ from tests.corpus.inputs import (
     write_with_duckdb,
 )
 from unheard.corpus import readers as json_rows
-from unheard.corpus.pipeline import read_user_ids
+from unheard.corpus.prepare import read_user_ids
 from unheard.corpus.sources import Fields, FileBatch, find_sources, make_batches
 from unheard.errors import InputError
 
@@ -292,7 +292,7 @@ def test_ids_that_are_equal_numbers_are_one_user_and_the_merges_are_counted(tmp_
 def test_an_endless_list_of_excluded_users_is_refused(tmp_path, monkeypatch):
     (tmp_path / "ids").write_bytes(b"ann\nbob\n")
     assert read_user_ids(tmp_path / "ids") == ("ann", "bob")
-    monkeypatch.setattr("unheard.corpus.pipeline.MAX_BYTES_OF_IDS", 1 << 20)
+    monkeypatch.setattr("unheard.corpus.prepare.MAX_BYTES_OF_IDS", 1 << 20)
     with pytest.raises(InputError, match="not a list of user ids"):
         read_user_ids(Path("/dev/zero"))
 

@@ -82,7 +82,7 @@ def _prepare(corpus: Path) -> None:
 
 def _preparation() -> "Preparation":
     """Return the options of `unheard prepare chitchat`, with a smaller vocabulary and less text of each user."""
-    from unheard.corpus.pipeline import CHITCHAT
+    from unheard.corpus.prepare import CHITCHAT
     from unheard.corpus.vocabulary import PublicVocabulary
 
     return replace(

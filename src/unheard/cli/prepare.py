@@ -3,7 +3,8 @@
     prepare  turn files, tables or databases of text with user ids into a token store
     base     get a public base model to fine-tune, as a folder (`models/base.py`); `prepare` can use its tokenizer
 
-`prepare` turns its options into a `Preparation` and calls `build_store` (`corpus/pipeline.py`), which reads the text.
+`prepare` turns its options into a `Preparation` (`corpus/prepare.py`) and calls `build_store` (`corpus/pipeline.py`),
+which reads the text.
 """
 
 import functools
@@ -236,7 +237,7 @@ def _preparation(
     before the slow work on the text begins.
     """
     from unheard.corpus.canaries import read_canary_file
-    from unheard.corpus.pipeline import choose_vocabulary, make_preparation, read_user_ids
+    from unheard.corpus.prepare import choose_vocabulary, make_preparation, read_user_ids
     from unheard.corpus.sources import is_demo_corpus
     from unheard.corpus.tokenizers import choose_tokenizer
 

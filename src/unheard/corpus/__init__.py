@@ -11,11 +11,11 @@ No module of this package imports torch. The path of one line of text, with the 
     encode              turns the posts of each user into one stream of ids
     store               the token store, the folder of all shards: the only input of training
     pipeline            runs all of these steps, and resumes after an interruption
-    prepare             the public function `unheard.prepare`
+    prepare             turns the options of `unheard prepare` into the input of the pipeline; `unheard.prepare`
 
-On request the pipeline also plants secrets for audits (`canaries`) and writes the owner's map of user ids (`user_map`).
-Other modules work on finished stores: `transform` (a smaller vocabulary, a part of a store), `synthetic` (a store of any
-size for load tests) and `store_stats` (exact counts for the owner of the data).
+On request the pipeline also plants secrets for audits (`canaries`). Other modules work on finished stores: `transform`
+(a smaller vocabulary, a part of a store), `synthetic` (a store of any size for load tests) and `store_stats` (exact
+counts for the owner of the data).
 
 The paper's corpus (appendix, "Dataset") is one such store: 763,430 users with exactly 1,600 tokens each.
 """

@@ -156,7 +156,7 @@ class EncodeShard:
         vocabulary: Gives each word its id.
         options: How posts become streams.
         splits: Which user is in which split.
-        user_ids: A folder for the user ids of each shard, from which `user_map` makes the owner's map; None writes no
+        user_ids: A folder for the user ids of each shard, from which `pipeline` makes the owner's map; None writes no
             user ids.
     """
 

@@ -16,12 +16,18 @@ the memory and the number of processes do not change the store. There are five s
 Each step writes its files to the folder `<out>.partial`. A repeated call skips the work whose files are complete. The
 words of a private vocabulary and the log of its cost stay in this folder even if a later step fails.
 
-`unheard.prepare` (`prepare`) and the command `unheard prepare` (`cli/prepare.py`) are built on this module:
-`make_preparation` and `choose_vocabulary` turn their options into a `Preparation`.
+A store contains no user ids. On request the ids of its users are written to the map of user ids: a file outside the
+store, for its owner only, with the columns split, number and user, for example to erase a user or to look at one user's
+text.
+
+`unheard.prepare` and the command `unheard prepare` are built on this module. Their options become a `Preparation` in
+`prepare`.
 """
 
 import contextlib
+import csv
 import hashlib
+import io
 import json
 import logging
 import math
@@ -39,15 +45,15 @@ import duckdb
 import numpy as np
 
 from unheard import storage
-from unheard.config import nearest, require, table_from_part
+from unheard.config import require, table_from_part
 from unheard.corpus import Progress, no_progress
 from unheard.corpus.canaries import Canary, check_canary_words, plant_canaries
 from unheard.corpus.conversion import convert_source
-from unheard.corpus.encode import EncodeShard, EncodingOptions, GroupedText, SequenceUnit, unknown_rate
+from unheard.corpus.encode import EncodeShard, EncodingOptions, GroupedText, unknown_rate
 from unheard.corpus.grouping import DuckDBBackend, Grouping, GroupingBackend, SplitRule, read_work_file
 from unheard.corpus.private_vocabulary import CorpusVocabulary, PrivateVocabulary
-from unheard.corpus.readers import open_database, sql_list
-from unheard.corpus.sources import CHITCHAT_FIELDS, Fields, Source, make_batches
+from unheard.corpus.readers import open_database, quoted, sql_list
+from unheard.corpus.sources import Fields, Source, make_batches
 from unheard.corpus.store import (
     Shard,
     StoreWriter,
@@ -57,8 +63,7 @@ from unheard.corpus.store import (
     write_private_json,
     write_shard,
 )
-from unheard.corpus.tokenizers import HuggingFaceTokenizer, Tokenizer, WordTokenizer, tokenizer_to_table, unspaced_share
-from unheard.corpus.user_map import check_user_map, write_user_map
+from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_to_table, unspaced_share
 from unheard.corpus.vocabulary import (
     BOS,
     FileVocabulary,
@@ -70,7 +75,7 @@ from unheard.corpus.vocabulary import (
     VocabularySource,
     likely_language,
 )
-from unheard.errors import ConfigError, CorpusError, InputError, InvalidValue
+from unheard.errors import ConfigError, CorpusError, InputError, PrivacyError
 
 # This logger gets only the names of steps and public choices, never counts of users: log files may be shared.
 logger = logging.getLogger("unheard.corpus")
@@ -79,7 +84,8 @@ _SHARD_BYTES = 64 << 20
 _SAMPLED_POSTS = 1000
 MANY_UNKNOWN = 0.15
 """If a larger fraction of the words is not in a public vocabulary, the text is probably in another language."""
-
+USER_MAP_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet")
+"""The name of a map of user ids ends in one of these, which is also its format."""
 
 VOCABULARY_KINDS: dict[str, type] = {
     "public": PublicVocabulary,
@@ -170,156 +176,6 @@ def vocabulary_source_to_table(source: VocabularySource) -> dict[str, Any]:
     return table
 
 
-CHITCHAT = Preparation(
-    fields=CHITCHAT_FIELDS,
-    encoding=EncodingOptions(min_tokens=100, tokens_per_user=1600),
-    splits=SplitRule(held_out=0.1),
-    name="chitchat",
-)
-"""The choices for the demo corpus: real, pseudonymous chat with an MIT licence, from the PyPI package
-`chitchat-dataset` 0.9.
-
-The corpus has 1,315 users, two of whom wrote 18 % of the words. Users with at least 100 tokens are kept, and each is
-cut at 1,600 tokens.
-"""
-
-
-def make_preparation(
-    fields: Fields,
-    *,
-    is_demo: bool = False,
-    tokens_per_user: int | None = None,
-    min_tokens: int | None = None,
-    sequence: SequenceUnit = "post",
-    strip_quotes: bool = False,
-    held_out: float | None = None,
-    public: float = 0.0,
-    salt: str = "unheard",
-    name: str = "",
-    **choices: Any,
-) -> Preparation:
-    """Return the `Preparation` for the options of `unheard prepare`, with defaults that depend on other options.
-
-    Args:
-        fields: The columns to read; ignored for the demo corpus, which has its own.
-        is_demo: Whether the input is the demo corpus. Then options that are not given have the values of `CHITCHAT`.
-        tokens_per_user: The largest number of tokens of a user; None cuts nothing.
-        min_tokens: Users with fewer tokens are left out; None means `tokens_per_user`, or 1 if that is None too.
-        sequence, strip_quotes: See `EncodingOptions`.
-        held_out: The fraction of held-out users; None means 0.05.
-        public, salt: See `SplitRule`.
-        name: The name of the corpus.
-        choices: Other fields of `Preparation`.
-
-    Raises:
-        InputError: The column of the user or of the text is not named, or both are the same column.
-        InvalidValue: An option has a value that is not allowed.
-    """
-    if is_demo:
-        fields, name = CHITCHAT.fields, name or CHITCHAT.name
-        tokens_per_user = tokens_per_user or CHITCHAT.encoding.tokens_per_user
-        min_tokens = min_tokens or min(CHITCHAT.encoding.min_tokens, tokens_per_user or 1)
-        held_out = CHITCHAT.splits.held_out if held_out is None else held_out
-    if not fields.user or not fields.text:
-        raise InputError("Name the columns with --user-field (the id of the user) and --text-field (the text).")
-    if fields.user == fields.text:
-        raise InputError(
-            f"The user and the text are both the column '{fields.user}', so every post would be a user of its own. Name two "
-            "columns: --user-field and --text-field."
-        )
-    return Preparation(
-        fields=fields,
-        encoding=EncodingOptions(
-            sequence=sequence,
-            min_tokens=min_tokens or tokens_per_user or 1,
-            tokens_per_user=tokens_per_user,
-            strip_quotes=strip_quotes,
-        ),
-        splits=SplitRule(held_out=0.05 if held_out is None else held_out, public=public, salt=salt),
-        name=name,
-        **choices,
-    )
-
-
-def choose_vocabulary(
-    given: str | os.PathLike[str] | VocabularySource,
-    tokenizer: Tokenizer,
-    *,
-    size: int = 10_000,
-    language: str = "en",
-    epsilon: float | None = None,
-    delta: float | None = None,
-    words_per_user: int = 100,
-    corpus: str | None = None,
-) -> VocabularySource:
-    """Return the vocabulary source that the options of `unheard prepare` describe.
-
-    Args:
-        given: "public", "private", "from-corpus", "tokenizer", the path of a word list or of a store, or a
-            `VocabularySource`, which is returned unchanged.
-        tokenizer: The tokenizer of the store. If it is a tokenizer.json, "public" means all of its tokens.
-        size: The number of words, including BOS, EOS and UNK.
-        language: The language of a public list.
-        epsilon, delta: The cost of a private vocabulary; required for "private" and not allowed otherwise.
-        words_per_user: The number of words that each user votes for, if the vocabulary is private.
-        corpus: The path of another, public corpus; required for "from-corpus" and not allowed otherwise.
-
-    Raises:
-        InvalidValue: The options contradict each other, or `given` is not a known word or an existing file.
-    """
-    if given == "private":
-        if epsilon is None or delta is None:
-            raise InvalidValue(
-                "A private vocabulary needs its cost: --vocab-epsilon and --vocab-delta (in Python vocabulary_epsilon "
-                "and vocabulary_delta)."
-            )
-        return PrivateVocabulary(epsilon=epsilon, delta=delta, size=size, words_per_user=words_per_user)
-    if epsilon is not None or delta is not None:
-        raise InvalidValue(
-            "--vocab-epsilon and --vocab-delta (in Python vocabulary_epsilon and vocabulary_delta) go with --vocab "
-            "private; a public vocabulary costs nothing."
-        )
-    if (given == "from-corpus") != (corpus is not None):
-        raise InvalidValue("--vocab from-corpus and --vocab-corpus OTHER go together: give both or neither.")
-    if not isinstance(given, str | os.PathLike):
-        return given
-    if given == "tokenizer" or (given == "public" and isinstance(tokenizer, HuggingFaceTokenizer)):
-        return TokenizerVocabulary()
-    if given == "public":
-        return PublicVocabulary(size=size, language=language)
-    path = Path(corpus or given)
-    if corpus is not None or (path / "corpus.json").is_file():
-        return CorpusVocabulary(path=str(corpus or path), size=size)
-    if not path.is_file():  # checked here, since reading the text first may take hours
-        kinds = ("public", "private", "from-corpus", "tokenizer")
-        raise InvalidValue(
-            f"--vocab {given} is neither a word list file nor a store, nor a known kind of vocabulary.{nearest(str(given), kinds)}"
-        )
-    return FileVocabulary(path=str(path), size=size)
-
-
-MAX_BYTES_OF_IDS = 1 << 28
-"""The largest size of a file of user ids, in bytes. A larger file is probably given by mistake."""
-
-
-def read_user_ids(path: Path) -> tuple[str, ...]:
-    """Read a file of user ids, one per line: users to leave out, for example because they opted out.
-
-    Raises:
-        InputError: The file cannot be read, is not UTF-8, or has more than `MAX_BYTES_OF_IDS` bytes.
-    """
-    try:
-        with open(path, "rb") as file:  # the path may be a pipe, whose size is not known before it is read
-            content = file.read(MAX_BYTES_OF_IDS + 1)
-        if len(content) > MAX_BYTES_OF_IDS:
-            raise InputError(
-                f"--exclude-users {path} has more than {MAX_BYTES_OF_IDS:,} bytes: it is not a list of user ids."
-            )
-        return tuple(line for line in content.decode().split("\n") if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"Cannot read --exclude-users {path}: {error}. Nothing was prepared.") from None
-
-
 @dataclass(frozen=True, kw_only=True)
 class PreparedStore:
     """A finished store and its exact counts.
@@ -356,7 +212,7 @@ def build_store(
         backend: The backend that groups the rows; by default DuckDB on this machine with one process per core.
         memory_bytes: The memory limit of the grouping.
         user_map: A file outside the store for the map from user ids to user numbers. The suffix of its name decides
-            the format (`user_map.SUFFIXES`). By default no map is written.
+            the format (`USER_MAP_SUFFIXES`). By default no map is written.
         continues: An earlier store with (some of) the same users. Its charges and its budget are copied to the ledger
             of the new store.
         progress: Called with the name of each step and its finished fraction.
@@ -648,6 +504,71 @@ def draw_test_posts(held_out: UserTokens, num_tokens: int, salt: str) -> list[np
         posts.append(np.array(post))
         left -= len(post) - 1
     return posts
+
+
+def check_user_map(path: Path, out: Path) -> None:
+    """Check that the map can be written and lies outside the store. `prepare` calls this before it reads text.
+
+    Args:
+        path: The file of the map.
+        out: The folder of the store.
+
+    Raises:
+        InputError: The suffix is not in `USER_MAP_SUFFIXES`, or the folder does not exist.
+        PrivacyError: The file would be in the store.
+    """
+    if path.suffix.lower() not in USER_MAP_SUFFIXES:
+        raise InputError(
+            f"--user-map {path}: its name must end in {', '.join(USER_MAP_SUFFIXES)}, which is the format."
+        )
+    if path.resolve().is_relative_to(out.resolve()):
+        raise PrivacyError(f"--user-map {path} lies in the store, which holds no ids. Name a file outside {out}.")
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise InputError(f"--user-map {path} is not a file in a folder that is there: make the folder first.")
+
+
+def write_user_map(path: Path, work: Path, shards: int) -> None:
+    """Write the number of each user id to a file that only its owner can read.
+
+    Args:
+        path: The file, which `check_user_map` has accepted.
+        work: The work folder of the pipeline; `names` in it has the ids of the written users by shard.
+        shards: The number of shards.
+    """
+    entries: list[dict[str, Any]] = []
+    numbers: Counter[str] = Counter()
+    for shard in range(shards):
+        for split, users in read_work_file(work / "names" / f"{shard:05d}.json", dict).items():
+            entries += [{"split": split, "number": numbers[split] + i, "user": user} for i, user in enumerate(users)]
+            numbers[split] += len(users)
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        content = _user_map_as_parquet(entries, work)
+    elif suffix == ".csv":
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, ["split", "number", "user"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(entries)
+        content = text.getvalue().encode()
+    elif suffix == ".jsonl":
+        content = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
+    else:
+        write_private_json(path, entries)
+        return
+    path.unlink(missing_ok=True)
+    storage.create_file(path, content)
+
+
+def _user_map_as_parquet(entries: list[dict[str, Any]], work: Path) -> bytes:
+    """Return the entries as the bytes of a Parquet file with the columns split, number and user."""
+    lines, table = work / "user_map.jsonl", work / "user_map.parquet"
+    lines.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    database = open_database(1 << 28, 1, str(work / "temp"))
+    columns = "{split: 'VARCHAR', number: 'BIGINT', user: 'VARCHAR'}"
+    rows = f"SELECT * FROM read_json({quoted(str(lines))}, format = 'newline_delimited', columns = {columns})"
+    database.execute(f"COPY ({rows}) TO {quoted(str(table))} (FORMAT parquet)")
+    database.close()
+    return table.read_bytes()
 
 
 def _check_has_spaces(grouping: Grouping) -> None:

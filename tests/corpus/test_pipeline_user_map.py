@@ -9,7 +9,7 @@ import pytest
 
 from tests.corpus.inputs import prepared, write_jsonl
 from unheard.corpus.grouping import SplitRule
-from unheard.corpus.user_map import check_user_map
+from unheard.corpus.pipeline import check_user_map
 from unheard.errors import InputError, PrivacyError
 
 
