@@ -12,7 +12,7 @@ import unheard
 from tests.stores import uncharged_copy
 from unheard.deployment.card import model_card, write_card
 from unheard.deployment.export import export
-from unheard.deployment.hub import write_hub_folder
+from unheard.deployment.hugging_face_export import write_hub_folder
 from unheard.deployment.model import open_model
 from unheard.errors import InvalidValue, LedgerError, RunFolderError, UnprovenCombination
 from unheard.privacy.ledger import Ledger, run_id

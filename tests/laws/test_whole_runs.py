@@ -20,7 +20,7 @@ from unheard.cli.main import app
 from unheard.corpus.store import write_store
 from unheard.deployment.card import model_card
 from unheard.deployment.export import export
-from unheard.deployment.hub import write_hub_folder
+from unheard.deployment.hugging_face_export import write_hub_folder
 from unheard.deployment.model import open_model
 from unheard.errors import BudgetExceeded
 from unheard.mechanism.aggregation import Contribution

@@ -95,7 +95,7 @@ def _language_model(folder: Path, target: Path, to: Literal["adapter", "merged",
         target: The folder to create.
         to: The format.
     """
-    from unheard.deployment.language_model import write_language_model
+    from unheard.deployment.hugging_face_export import write_language_model
 
     written = write_language_model(folder, target, to)
     size = sum(written.files.values()) / 1e6
@@ -105,7 +105,7 @@ def _language_model(folder: Path, target: Path, to: Literal["adapter", "merged",
 
 def _write_hub_folder(folder: Path, target: Path, license: str | None) -> None:
     """Write a folder for the Hugging Face Hub, and print how to upload it."""
-    from unheard.deployment.hub import write_hub_folder
+    from unheard.deployment.hugging_face_export import write_hub_folder
 
     with counted_bar() as progress:
         names = write_hub_folder(

@@ -3,8 +3,8 @@
     card = model_card("runs/private")                # Markdown with YAML front matter, as the Hugging Face hub expects
     write_card("runs/private", Path("README.md"))
 
-Hub folders (`hub.py`) and exported language models (`language_model.py`) contain this card. Its figures come from the
-privacy statement, the evaluations on held-out users and the run file, which are released with the model.
+Folders in the formats of Hugging Face (`hugging_face_export.py`) contain this card. Its figures come from the privacy
+statement, the evaluations on held-out users and the run file, which are released with the model.
 """
 
 import json

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from unheard.deployment.language_model import write_gguf_file
+from unheard.deployment.hugging_face_export import write_gguf_file
 from unheard.errors import ModelError
 from unheard.models import base as bases
 from unheard.models.base import get_base, record_of

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 import unheard
-from unheard.deployment.language_model import write_language_model
+from unheard.deployment.hugging_face_export import write_language_model
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.models.hugging_face import read_base
 
@@ -142,7 +142,7 @@ def test_formats_that_do_not_fit_are_refused(base, corpus, tmp_path):
 
 
 def test_a_hub_folder_has_the_adapter_and_the_model_card(trained, llama, tmp_path):
-    from unheard.deployment.hub import write_hub_folder
+    from unheard.deployment.hugging_face_export import write_hub_folder
 
     names = write_hub_folder(trained, tmp_path / "hub")
     assert {"adapter_config.json", "adapter_model.safetensors", "README.md", "statement.json"} <= set(names)

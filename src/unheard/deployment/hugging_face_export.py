@@ -1,20 +1,37 @@
-"""Write a fine-tuned Hugging Face model for other programs: as a PEFT adapter, as a whole model, or as GGUF.
+"""Write the model of a run in the formats of Hugging Face: a PEFT adapter, a whole model, GGUF, or a hub folder.
 
     write_language_model("runs/private", Path("adapter"), "adapter")    # for peft
     write_language_model("runs/private", Path("merged"), "merged")      # for transformers
     write_language_model("runs/private", Path("gguf"), "gguf")          # for llama.cpp and transformers
+    write_hub_folder("runs/private", "hub/private")                     # to upload to the hub as it is
 
-Each folder also has the privacy statement (statement.json) and the model card (README.md). It contains no path of this
-machine and no ledger. Metrics are only in the model card of a hub folder (`hub.py`). Before the folder appears, the
-written model is read again, and its scores are compared with those of the run's own model.
+**A fine-tuned Hugging Face model** (`write_language_model`). Each folder also has the privacy statement
+(statement.json) and the model card (README.md). It contains no path of this machine and no ledger. Metrics are only in
+the model card of a hub folder. Before the folder appears, the written model is read again, and its scores are compared
+with those of the run's own model.
 
 GGUF is for models of the Llama family. Matrices are stored in float16 and vectors in float32, so the scores differ by
 the rounding of float16.
+
+**A hub folder** (`write_hub_folder`). For a fine-tuned Hugging Face model it has the files of an adapter (LoRA) or of a
+merged model (all parameters). For any other model it has these files:
+
+    README.md           the model card (`card.py`), with the privacy report of `unheard statement --format report`
+    config.json         the settings of the model and of its training, without paths
+    model.safetensors   the newest released parameters, by layer name
+    vocabulary.txt      the words, one per line
+    tokens.json         the tokenizer
+    statement.json      the privacy statement
+    model.onnx, model.int8.onnx, export.json        as `unheard export --to onnx` writes them, for LSTM and GRU models
+
+Nothing is uploaded; the user uploads the folder with `hf upload`.
 """
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +40,9 @@ import torch
 from torch import Tensor, nn
 
 from unheard.corpus.store import TokenStore
-from unheard.deployment.card import render_card
+from unheard.corpus.tokenizers import tokenizer_to_table
+from unheard.deployment.card import USE_AS_RUN, render_card
+from unheard.deployment.export import onnx_files, write_files
 from unheard.deployment.model import run_statement
 from unheard.errors import InvalidValue, ModelError
 from unheard.models.base import record_of
@@ -42,6 +61,24 @@ USE: dict[Format, str] = {
     "gguf": f"`{GGUF_FILE}` is read by llama.cpp, and by transformers with `gguf_file`.",
 }
 """The section "Use" of the model card, for each format."""
+
+# The section "Use" of the model card of a hub folder, for an ONNX export, a LoRA adapter and a whole model.
+USE_AS_EXPORT = """```bash
+pip install 'unheard[export]'
+hf download OWNER/{name} --local-dir {name}
+unheard predict {name} "how are"
+```"""
+
+USE_AS_ADAPTER = """```python
+from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained("OWNER/{name}")
+```"""
+USE_AS_TRANSFORMERS = """```python
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("OWNER/{name}")
+```"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,3 +342,87 @@ def _difference(one: Any, other: Any) -> float:
     rows = torch.arange(24)[None] * 7 % one.config.vocab_size
     expected, given = one(rows, use_cache=False).logits, other(rows, use_cache=False).logits
     return float((expected - given).norm() / expected.norm())
+
+
+def write_hub_folder(
+    run: str | Path,
+    out: str | Path,
+    *,
+    license: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[str]:
+    """Write a folder that can be uploaded to the hub as it is. The folder appears complete or not at all.
+
+    Args:
+        run: The run folder.
+        out: The folder to write. It must be missing or empty.
+        license: The licence of the model, as the hub names it (`apache-2.0`). By default the card names none.
+        progress: Called with the number of texts compared so far and the total number of texts, while the ONNX files
+            are compared with PyTorch.
+
+    Returns:
+        The names of the files.
+
+    Raises:
+        InvalidValue: `out` is a file, or a folder that is not empty.
+        RunFolderError: `run` is not a run folder, is damaged, or has released no model yet.
+        LedgerError: The ledger does not contain all charges of the model.
+        ModelError: The exported files do not predict what the model of the run predicts, or a package is missing.
+    """
+    target = Path(out).resolve()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InvalidValue(f"{out} already holds something: choose another --out, or remove it first.")
+    folder = RunFolder.open(run)
+    released, statement = Released.open(run), run_statement(folder)
+    model = released.run.model
+    if isinstance(model, HuggingFaceModel):
+        to, usage = ("adapter", USE_AS_ADAPTER) if model.train == "lora" else ("merged", USE_AS_TRANSFORMERS)
+        card = render_card(folder, released, statement, license=license, usage=usage)
+        return sorted(write_language_model(run, target, to, card=card).files)
+    device_files = _device_files(run, released, progress)
+    usage = USE_AS_EXPORT if device_files else USE_AS_RUN
+    files = {
+        "README.md": render_card(folder, released, statement, license=license, usage=usage).encode(),
+        "config.json": _json(_config(folder, released)),
+        "model.safetensors": folder.model.read_bytes(),
+        "vocabulary.txt": folder.vocabulary.read_bytes(),
+        "tokens.json": _json(tokenizer_to_table(released.tokenizer)),
+        "statement.json": _json(statement),
+        **device_files,
+    }
+    write_files(target, files)
+    return sorted(files)
+
+
+def _device_files(run: str | Path, released: Released, progress: Callable[[int, int], None]) -> dict[str, bytes]:
+    """Return the files of `unheard export --to onnx`, by file name.
+
+    The result is empty if the model is neither an LSTM nor a GRU, or if the package onnx is not installed.
+    """
+    from unheard.deployment.step import step_arrays
+
+    try:
+        import onnx  # noqa: F401
+
+        step_arrays(released.run.model, released.params_P)
+    except (ImportError, ModelError):
+        return {}
+    return onnx_files(run, progress=progress).files
+
+
+def _config(folder: RunFolder, released: Released) -> dict[str, Any]:
+    """Return the content of `config.json`: the settings of the model and of its training, without paths."""
+    settings = folder.public_settings()
+    return {
+        "model_type": "unheard",
+        "unheard_version": version("unheard"),
+        "vocabulary_size": len(released.vocabulary),
+        "parameters": released.run.model.layout.total,
+        "model": {key.removeprefix("model."): value for key, value in settings.items() if key.startswith("model.")},
+        "training": {key: value for key, value in settings.items() if not key.startswith("model.")},
+    }
+
+
+def _json(value: Any) -> bytes:
+    """Return a value as JSON text. Raises `ValueError` for infinity and NaN."""
+    return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
