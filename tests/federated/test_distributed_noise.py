@@ -31,7 +31,7 @@ from unheard.privacy.events import (
     to_record,
 )
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.statement import compute_statement, render
+from unheard.privacy.statement import compute_statement, render_text
 from unheard.privacy.statement_formats import report_data
 from unheard.randomness import secure_generator
 
@@ -198,7 +198,7 @@ def test_the_ledger_holds_the_event_and_the_statement_gives_two_epsilons(run, tm
     assert ledger.events == [event, event]
     stated = compute_statement(ledger.facts, ledger.entries)
     assert stated["against_server"]["epsilon"] > 2 * stated["claimed"]["epsilon"]
-    assert "against server" in render(stated)
+    assert "against server" in render_text(stated)
     # Recomputed by dp-accounting alone, from the lines of the ledger's file.
     lines = [json.loads(line) for line in (tmp_path / "out" / "ledger.jsonl").read_text().splitlines()]
     by_line = {"claimed": pld.PLDAccountant(), "against_server": pld.PLDAccountant()}

@@ -40,7 +40,7 @@ from unheard.privacy.events import (
     Selection,
 )
 from unheard.privacy.planner import CostEstimate
-from unheard.privacy.statement import compute_statement, render
+from unheard.privacy.statement import compute_statement, render_text
 
 PAPER_ROUND = PoissonGaussian(sampling_prob=5000 / 763430, noise_multiplier=1.0)
 QUICK = ("moments", "rdp")
@@ -344,7 +344,7 @@ def test_a_new_accountant_needs_only_a_record(monkeypatch):
     )
     monkeypatch.setitem(ACCOUNTANTS, record.name, record)
     assert epsilons([(PAPER_ROUND, 7)], 1e-9)["one_each"] == 7.0
-    assert "(for a test)" in render(compute_statement({"delta": 1e-9}, [PAPER_ROUND]))
+    assert "(for a test)" in render_text(compute_statement({"delta": 1e-9}, [PAPER_ROUND]))
     plan = CostEstimate(population=763_430, users_per_round=5000, noise_multiplier=1.0, rounds=7, delta=1e-9)
     assert plan.bound("one_each").epsilon == 7.0
     budget = Budget(epsilon=1.5, delta=1e-9, accountant="one_each")

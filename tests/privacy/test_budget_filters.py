@@ -45,7 +45,7 @@ from unheard.privacy.events import (
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs, render_all_runs
-from unheard.privacy.statement import compute_statement, render
+from unheard.privacy.statement import compute_statement, render_text
 
 ROUND, OTHER = (PoissonGaussian(sampling_prob=q, noise_multiplier=z) for q, z in ((0.01, 1.0), (0.02, 1.5)))
 EVERYBODY = PoissonGaussian(sampling_prob=1.0, noise_multiplier=6.0)  # quick to account for
@@ -93,7 +93,7 @@ def test_a_run_that_was_stopped_claims_what_was_declared():
     assert stopped["claimed"]["epsilon"] == best_epsilon([(ROUND, 15), (OTHER, 5)], DELTA).epsilon
     assert stopped["claimed"]["accountant"] == "pld of the declared rounds"
     assert stopped["claimed"]["epsilon"] > stopped["epsilon"]["pld"] == best_epsilon([(ROUND, 7)], DELTA).epsilon
-    assert "look at results" in render(stopped)
+    assert "look at results" in render_text(stopped)
 
 
 def test_a_run_claims_what_was_declared_wherever_it_was_stopped():
@@ -365,7 +365,7 @@ def test_a_run_that_began_from_an_earlier_run_claims_an_odometer(own):
     counts = collapse([(ROUND, 5), (OTHER, own)])
     assert stated["claimed"]["epsilon"] == odometer(*counts, DELTA).epsilon > stated["epsilon"]["pld"]
     assert (stated["claimed"]["accountant"], stated["basis"]["of"]) == ("an RDP odometer", ADAPTIVE)
-    assert "an odometer covers that" in render(stated).lower()
+    assert "an odometer covers that" in render_text(stated).lower()
 
 
 def test_a_run_from_an_earlier_run_that_was_stopped_never_claims_less_than_the_odometer(run, tmp_path):

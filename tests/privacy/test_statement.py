@@ -13,7 +13,7 @@ from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, Poi
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs
-from unheard.privacy.statement import compute_statement, render
+from unheard.privacy.statement import compute_statement, render_text
 
 ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1)
 FACTS = {
@@ -54,7 +54,7 @@ def test_the_curve_has_a_dozen_points_that_fall():
 
 
 def test_the_page_says_what_a_reader_must_know():
-    page = render(compute_statement(FACTS, [ROUND] * 100))
+    page = render_text(compute_statement(FACTS, [ROUND] * 100))
     for words in (
         "differential privacy for every user",
         "add or remove one user",
@@ -78,13 +78,13 @@ def test_a_run_without_noise_has_no_guarantee_and_says_why():
     assert told["epsilon"] == {"moments": "infinity", "rdp": "infinity", "pld": "infinity"}
     assert float(told["claimed"]["epsilon"]) == math.inf
     assert told["curve"] == []
-    assert "no guarantee: epsilon is infinite" in render(told)
+    assert "no guarantee: epsilon is infinite" in render_text(told)
 
 
 def test_a_known_seed_is_a_warning_of_the_statement():
     told = compute_statement({**FACTS, "randomness": {"mode": "reproducible", "generator": "AESCounter"}}, [ROUND])
     assert "DOES NOT HOLD against anyone who knows the seed" in told["warnings"][0]
-    assert "!! REPRODUCIBLE NOISE" in render(told)
+    assert "!! REPRODUCIBLE NOISE" in render_text(told)
 
 
 def test_dropped_duplicates_are_a_warning_of_the_statement():
@@ -102,7 +102,7 @@ def test_rounds_done_again_are_counted(tmp_path):
         ledger.charge(ROUND, number)
     told = compute_statement(ledger.facts, ledger.entries)
     assert told["rounds"] == {"charged": 6, "redone": 2}
-    assert "6, 2 of them for rounds charged before" in render(told)
+    assert "6, 2 of them for rounds charged before" in render_text(told)
 
 
 def test_the_cost_of_the_vocabulary_is_stated_alone_and_included():
@@ -111,15 +111,15 @@ def test_the_cost_of_the_vocabulary_is_stated_alone_and_included():
     alone = epsilons(paid, 1e-5)["pld"]
     assert told["vocabulary_cost"]["epsilon"] == alone
     assert told["claimed"]["epsilon"] > alone
-    assert "included below" in render(told)
-    assert "nothing was charged" in render(compute_statement(FACTS, [ROUND]))
+    assert "included below" in render_text(told)
+    assert "nothing was charged" in render_text(compute_statement(FACTS, [ROUND]))
 
 
 def test_missing_facts_are_named_as_missing():
     told = compute_statement({"population": 10_000}, [ROUND])
     assert told["delta"] == pytest.approx(10_000**-1.1)
     assert told["weights"] == told["phases"] == "not declared"
-    assert render(told).count("not declared") >= 6
+    assert render_text(told).count("not declared") >= 6
 
 
 def test_without_a_delta_there_is_nothing_to_state():
@@ -131,21 +131,21 @@ def test_another_delta_and_another_epsilon_can_be_asked_for():
     told = compute_statement(FACTS, [ROUND] * 10, delta=1e-7, epsilon=1.0)
     assert told["delta"] == 1e-7
     assert 0 < told["asked"]["delta"] < 1
-    assert "at epsilon 1" in render(told)
+    assert "at epsilon 1" in render_text(told)
 
 
 def test_a_long_schedule_is_cut_on_the_page_and_whole_in_the_data():
     phases = [{"from_round": i, "clip_norm": 1.0} for i in range(30)]
     told = compute_statement({**FACTS, "phases": phases}, [ROUND])
     assert len(told["phases"]) == 30
-    assert "and 22 more" in render(told)
+    assert "and 22 more" in render_text(told)
 
 
 def test_nothing_charged_is_nothing_spent():
     told = compute_statement(FACTS, [])
     assert told["claimed"]["epsilon"] == 0.0
     assert told["rounds"] == {"charged": 0, "redone": 0}
-    assert render(told)
+    assert render_text(told)
 
 
 @pytest.mark.parametrize("z", [0.7, 1.0, 1.3, 2.1, 5.0])

@@ -30,8 +30,7 @@ from unheard.privacy.events import (
     to_record,
 )
 from unheard.privacy.ledger import Entry, Ledger
-from unheard.privacy.statement import compute_statement
-from unheard.privacy.statement import render as render_text
+from unheard.privacy.statement import compute_statement, render_text
 from unheard.privacy.statement_formats import FILL_IN, FORMATS, composed_events, read_audit, render, report_data
 from unheard.privacy.trade_off import figures
 from unheard.updates.user_update import FedAvg

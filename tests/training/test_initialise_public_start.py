@@ -13,7 +13,7 @@ from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
-from unheard.privacy.statement import compute_statement, render
+from unheard.privacy.statement import compute_statement, render_text
 from unheard.training import checkpoint
 from unheard.training.checkpoint import load_model
 
@@ -72,7 +72,7 @@ def test_a_public_start_improves_the_model_costs_nothing_and_is_in_the_statement
     told = compute_statement(ledger.facts, ledger.entries)
     assert math.isfinite(told["claimed"]["epsilon"])
     assert told["start"]["from"] == "a model declared public"
-    page = render(told)
+    page = render_text(told)
     assert "declared public" in page
     assert "The people of that public corpus are not protected" in page
 

@@ -26,7 +26,7 @@ from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.matrix_factorization import optimise
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.run_ledger import JointLedger
-from unheard.privacy.statement import render
+from unheard.privacy.statement import render_text
 from unheard.randomness import ReproducibleStreams
 from unheard.run_folder import RunFolder
 from unheard.training import loop, noise_state
@@ -658,7 +658,7 @@ def test_the_statement_of_a_run_says_which_noise_it_had_and_what_it_cost(place, 
     assert content["correlated_noise"]["strategy"] == "blt"
     assert content["composed"] == [{"kind": "gaussian", "noise_multiplier": 4.0, "times": 1}]
     assert content["rounds"] == {"charged": ROUNDS, "redone": 0}
-    text = render(content)
+    text = render_text(content)
     assert "correlated noise" in text
     assert "blt, T = 8, b = 2, k = 4" in text
     fits(folder)

@@ -2,7 +2,7 @@
 
     statement("runs/first")                     the statement of a run folder, as plain JSON data (`unheard.statement`)
     compute_statement(facts, entries)           the same from the facts and entries of a ledger
-    render(compute_statement(...))              the statement as about 40 lines of text
+    render_text(compute_statement(...))         the statement as about 40 lines of text
 
 A statement is computed from the ledger only; `train` writes it to `statement.json`. `render` in `statement_formats.py`
 turns it into reports for reviewers and registries. In a statement, infinity is the word "infinity", which Python's
@@ -309,7 +309,7 @@ def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -
     return warnings
 
 
-def render(statement: Mapping[str, Any]) -> str:
+def render_text(statement: Mapping[str, Any]) -> str:
     """Render a statement as a page of plain text.
 
     Args:

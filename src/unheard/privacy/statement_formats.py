@@ -34,8 +34,7 @@ from unheard.errors import InvalidValue, RunFolderError
 from unheard.formatting import text_templates
 from unheard.privacy.accountants import ACCOUNTANTS
 from unheard.privacy.events import Event, Selection, against_server, from_record
-from unheard.privacy.statement import NOT_DECLARED, figure, rounded_up
-from unheard.privacy.statement import render as render_text
+from unheard.privacy.statement import NOT_DECLARED, figure, render_text, rounded_up
 from unheard.privacy.trade_off import Figures, figures, figures_of_pair
 
 FORMATS = ("text", "report", "registry", "nist")

@@ -32,7 +32,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.formatting import accountant_title, epsilon_text, odds_factor, percent, shown_word, small
-from unheard.privacy.statement import render as statement_text
+from unheard.privacy.statement import render_text
 from unheard.report import tables
 from unheard.report.comparison import Comparison
 from unheard.report.plots import plots
@@ -242,7 +242,7 @@ def _promise_card(compared: Comparison, record: RunRecord) -> PromiseCard:
         detail=detail if record.is_private else "no noise, no bound",
         promise=describe_promise(record),
         hypotheticals=[other.words for other in compared.hypotheticals if other.run == record.name],
-        statement=statement_text(record.statement).replace("`", ""),  # backticks mark commands in the terminal only
+        statement=render_text(record.statement).replace("`", ""),  # backticks mark commands in the terminal only
     )
 
 
