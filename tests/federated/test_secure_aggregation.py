@@ -296,7 +296,7 @@ def test_a_vector_that_was_late_stays_hidden():
     )
     key = secure_aggregation._private_key(session._combined({4: "pairwise"})[4])
     for other in range(4):
-        public = secure_aggregation._public_key(secure_aggregation._data(session.keys[other]["pairwise"]))
+        public = secure_aggregation._public_key(secure_aggregation._from_base64(session.keys[other]["pairwise"]))
         late = late + mask(secure_aggregation.generate_shared_key(key, public), session.name, 32, P, E)[0]
     assert (late.view(np.int32) != vectors[4]).mean() > 0.9
 
@@ -409,7 +409,7 @@ def test_every_secret_of_every_session_is_drawn_by_itself():
 def test_a_mask_follows_from_each_of_a_partys_secrets_and_not_from_what_the_server_knows(secret):
     session, parties = run_session(some_vectors(5), lost={"masked": range(5)})
     received, sent = session.masked_request(0)["received"], []
-    for seed in (None, secure_aggregation._text(os.urandom(31))):
+    for seed in (None, secure_aggregation._to_base64(os.urandom(31))):
         memory = json.loads(json.dumps(parties[0].memory))
         memory["seeds"][secret] = seed or memory["seeds"][secret]
         sent.append(Party(memory).masked(session.name, received, np.zeros(P, np.int64), np.zeros(E, np.int64), 32)[0])

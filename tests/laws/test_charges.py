@@ -22,7 +22,7 @@ from unheard.privacy.events import (
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.population_statement import all_runs
-from unheard.privacy.run_ledger import Remembered, check_ledger, check_population
+from unheard.privacy.run_ledger import SavedPosition, check_ledger, check_population
 from unheard.privacy.statement import compute_statement
 from unheard.privacy.statement_formats import render
 from unheard.report.run_record import RunRecord
@@ -124,14 +124,14 @@ def test_a_model_of_n_rounds_needs_the_charge_of_each_of_them(tmp_path, selected
         for number in range(selected, 4):
             if number != missing:
                 ledger.charge(event, number)
-        held = Remembered(source=Path("model"), round=4, length=len(ledger), head=ledger.head)
+        held = SavedPosition(source=Path("model"), round=4, length=len(ledger), head=ledger.head)
         with pytest.raises(LedgerError, match=f"round {missing} was never charged"):
             check_ledger(ledger, [held])
         for few in range(selected, missing):
             length = few - selected + bool(selected)
-            known = Remembered(source=Path("model"), round=few, length=length, head=ledger.hash_at(length))
+            known = SavedPosition(source=Path("model"), round=few, length=length, head=ledger.hash_at(length))
             check_ledger(ledger, [known])
-        late = Remembered(source=Path("model"), round=1, length=0, head=ledger.hash_at(0))
+        late = SavedPosition(source=Path("model"), round=1, length=0, head=ledger.hash_at(0))
         with pytest.raises(LedgerError):  # charged, but only after the model was saved
             check_ledger(ledger, [late])
 
@@ -165,7 +165,7 @@ def test_a_ledger_of_another_run_with_as_many_charges_is_refused(tmp_path):
     for number in range(3):
         own.charge(event, number)
         other.charge(event, number)
-    model = Remembered(source=Path("model"), round=3, length=3, head=own.head)
+    model = SavedPosition(source=Path("model"), round=3, length=3, head=own.head)
     check_ledger(own, [model])
     with pytest.raises(LedgerError, match="shortened or replaced"):
         check_ledger(other, [model])
@@ -181,7 +181,7 @@ def test_a_checkpoint_knows_the_ledger_of_its_population_from_every_other(tmp_pa
     for population in (own, other):  # the other one has been charged as much
         population.register("r", {"name": "r"}, num_charged=0)
         population.charge("r", 0, event, 0)
-    model = Remembered(source=Path("model"), round=1, length=1, head="", population_position=own.position)
+    model = SavedPosition(source=Path("model"), round=1, length=1, head="", population_position=own.position)
     check_population(own, "r", 1, [model])
     with pytest.raises(LedgerError, match="shortened or replaced"):
         check_population(other, "r", 1, [model])

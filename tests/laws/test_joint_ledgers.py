@@ -25,7 +25,7 @@ from unheard.privacy.events import (
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.population_statement import all_runs
-from unheard.privacy.run_ledger import REPEATED_FACTS, JointLedger, Remembered, remembered
+from unheard.privacy.run_ledger import REPEATED_FACTS, JointLedger, SavedPosition, saved_positions
 from unheard.privacy.statement import compute_statement, rounded_up
 from unheard.privacy.trade_off import figures_of_pair
 from unheard.randomness import ReproducibleStreams
@@ -137,7 +137,7 @@ def test_each_file_of_a_run_is_asked_for_everything_that_it_remembers(tmp_path):
         facts = {"round": number, "ledger_length": number + 3, "ledger_head": f"head {number}"}
         _save(path, {"params": torch.zeros(1)}, {**facts, "people": position, "nodes": f"nodes {number}"})
         expected.append(
-            Remembered(
+            SavedPosition(
                 source=path,
                 round=number,
                 length=number + 3,
@@ -146,10 +146,10 @@ def test_each_file_of_a_run_is_asked_for_everything_that_it_remembers(tmp_path):
                 nodes=f"nodes {number}",
             )
         )
-    assert remembered(folder) == expected
+    assert saved_positions(folder) == expected
     _save(folder.model, {"params": torch.zeros(1)}, {})  # of version 0.1
-    old = Remembered(source=folder.model, round=0, length=None, head=None, population_position=None, nodes="unknown")
-    assert remembered(folder)[-1] == old
+    old = SavedPosition(source=folder.model, round=0, length=None, head=None, population_position=None, nodes="unknown")
+    assert saved_positions(folder)[-1] == old
 
 
 LATER = {

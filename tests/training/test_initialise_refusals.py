@@ -22,7 +22,7 @@ from unheard.errors import (
 from unheard.mechanism.noise import DistributedGaussianNoise
 from unheard.parameters import Layout
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.run_ledger import remembered
+from unheard.privacy.run_ledger import saved_positions
 from unheard.run_folder import RunFolder
 from unheard.training import checkpoint, initialise
 from unheard.training.checkpoint import checkpoint_files, load_model, newest_checkpoint, save_checkpoint
@@ -151,7 +151,7 @@ def test_a_checkpoint_whose_position_in_the_populations_ledger_is_of_another_for
     position = {k: v for k, v in {**stated["people"], **(change or {})}.items() if v is not None}
     checkpoint._save(file, own, {**stated, "people": [] if change is None else position})
     with pytest.raises(UnheardError):
-        remembered(RunFolder(tmp_path / "r"))
+        saved_positions(RunFolder(tmp_path / "r"))
 
 
 @pytest.mark.parametrize("way", ["train", "resume"])

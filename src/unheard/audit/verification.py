@@ -41,7 +41,7 @@ from unheard.privacy.events import (
 from unheard.privacy.ledger import Ledger, run_id
 from unheard.privacy.matrix_factorization import Factorisation
 from unheard.privacy.population_ledger import FILE, read_population_ledger
-from unheard.privacy.run_ledger import check_ledger, check_nodes, check_population, remembered
+from unheard.privacy.run_ledger import check_ledger, check_nodes, check_population, saved_positions
 from unheard.privacy.statement import compute_statement
 from unheard.run_folder import RunFolder, are_measures, not_a_run_folder
 from unheard.training.checkpoint import (
@@ -314,7 +314,7 @@ def _checkpoints(folder: Folder) -> Iterator[str]:
     Also checks that all rounds before a checkpoint were charged, and that each checkpoint has the shape of the model.
     """
     run, ledger = _run_and_ledger(folder)
-    sources = remembered(folder.path)
+    sources = saved_positions(folder.path)
     check_ledger(ledger, sources)
     check_nodes(folder.path, sources)
     for checkpoint in folder.checkpoints:
@@ -493,7 +493,7 @@ def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
     run, ledger = _run_and_ledger(folder)
     path = Path(run.ledger) if run.ledger is not None else Path(corpus or run.corpus) / FILE
     path = path / FILE if path.is_dir() else path
-    sources = remembered(folder.path)
+    sources = saved_positions(folder.path)
     if not path.is_file():
         if path.parent.is_dir() and any(source.population_position is not None for source in sources):
             raise CheckFailed(f"{path} is missing: what these users have spent was recorded there. Put it back.")

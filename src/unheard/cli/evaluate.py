@@ -130,11 +130,11 @@ def _measure(
 ) -> dict[str, Any]:
     """Compute the full measures of a run; save them in the run folder if they come from its own store."""
     from unheard.evaluation.measures import FIT_TOKENS, Measured, full_measures, prompts_for, write_measures
-    from unheard.training.released import to_evaluate
+    from unheard.training.released import open_for_evaluation
     from unheard.training.worker import parallel_map_for
     from unheard.updates.user_update import users_in_turn
 
-    released, store, how = to_evaluate(folder.path, corpus, max_tokens)
+    released, store, how = open_for_evaluation(folder.path, corpus, max_tokens)
     counted = replace(how, max_tokens=max(how.max_tokens, FIT_TOKENS))
     public = counted.choose(users_in_turn(store.public, released.run.model)) if store.public else ()
     # DP: measures and baselines read held-out and public users only; what they print is in nobody's ledger.

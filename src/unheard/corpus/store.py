@@ -232,7 +232,7 @@ class UserTokens:
         features_UF: Numbers about each user, float32 [U, F]; None if the split has no features.
         vocabulary_size: `users` and `concatenated` raise `CorpusCorrupt` for an id that is not smaller; None turns the
             check off.
-        place: The folder of the store and the name of the split, with which other processes can open the same users.
+        location: The folder of the store and the name of the split, with which other processes open the same users.
     """
 
     def __init__(
@@ -241,9 +241,9 @@ class UserTokens:
         dtype: np.dtype,
         features_UF: np.ndarray | None = None,
         vocabulary_size: int | None = None,
-        place: tuple[str, str] | None = None,
+        location: tuple[str, str] | None = None,
     ) -> None:
-        self.place = place
+        self.location = location
         """The folder of the store and the name of the split; None for users outside a store."""
         self._shards = shards
         self._vocabulary_size = vocabulary_size
@@ -455,8 +455,8 @@ class TokenStore:
             CorpusCorrupt: A file is missing or damaged, or the store has another format version.
         """
         folder = Path(path)
-        for place in (folder, *(folder / split for split in SPLITS)):
-            if special := storage.special_file(place):
+        for checked in (folder, *(folder / split for split in SPLITS)):
+            if special := storage.special_file(checked):
                 raise CorpusCorrupt(f"{special} is not a regular file. {REMEDY}")
         if not (folder / "corpus.json").is_file():
             unfinished = partial_path(folder).is_dir()
@@ -598,8 +598,8 @@ class TokenStore:
         file, size = self.path / name / "features.npy", len(self.vocabulary)
         num_users = sum(shard.num_users for shard in shards)
         features_UF = _read_features(file, num_users) if file.is_file() else None
-        place = (str(self.path.resolve()), name)
-        return UserTokens(shards, self.dtype, features_UF, vocabulary_size=size, place=place)
+        location = (str(self.path.resolve()), name)
+        return UserTokens(shards, self.dtype, features_UF, vocabulary_size=size, location=location)
 
 
 class StoreWriter:

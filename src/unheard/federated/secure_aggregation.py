@@ -163,12 +163,12 @@ def _commitment(secret: bytes, session: str) -> str:
     return hashlib.sha256(b"unheard commitment" + session.encode() + b"\0" + secret).hexdigest()
 
 
-def _text(data: bytes) -> str:
+def _to_base64(data: bytes) -> str:
     """Return bytes as base64 text."""
     return base64.b64encode(data).decode()
 
 
-def _data(text: Any) -> bytes:
+def _from_base64(text: Any) -> bytes:
     """Return the bytes of base64 text. Raise `NodeError` if it is not valid."""
     try:
         return base64.b64decode(text, validate=True)
@@ -314,9 +314,9 @@ class Party:
         self.memory.clear()
         # DP: new secrets for each session, from the operating system.
         seeds = {name: os.urandom(SECRET_BYTES) for name in ("encryption", "pairwise", "self")}
-        public = {name: _text(_public_bytes(_private_key(seeds[name]))) for name in ("encryption", "pairwise")}
+        public = {name: _to_base64(_public_bytes(_private_key(seeds[name]))) for name in ("encryption", "pairwise")}
         self.memory.update(
-            session=session, stage="keys", seeds={name: _text(seed) for name, seed in seeds.items()}, public=public
+            session=session, stage="keys", seeds={name: _to_base64(seed) for name, seed in seeds.items()}, public=public
         )
         return public
 
@@ -350,7 +350,7 @@ class Party:
         keys = self._shared("encryption", {n: peers[str(n)]["encryption"] for n in numbers if n != own})
         for number, *pair in zip(numbers, *shares, strict=True):
             if number == own:
-                self.memory["own_shares"] = [_text(part) for part in pair]
+                self.memory["own_shares"] = [_to_base64(part) for part in pair]
                 continue
             # The plaintext names the session, the sender and the receiver, so that the server cannot deliver a share as
             # that of another party or session.
@@ -449,14 +449,14 @@ class Party:
         for number in finished | lost:
             try:
                 pairwise, own_mask = (
-                    [_data(part) for part in self.memory["own_shares"]]
+                    [_from_base64(part) for part in self.memory["own_shares"]]
                     if number == str(own)
                     else self._opened(session, number, received[number])
                 )
             except NodeError:
                 continue  # A peer that sent an invalid share must not prevent that the other shares are revealed.
             kind, part = ("self", own_mask) if number in finished else ("pairwise", pairwise)
-            shares[kind][number] = _text(part)
+            shares[kind][number] = _to_base64(part)
         return shares
 
     def _opened(self, session: str, sender: str, ciphertext: str) -> list[bytes]:
@@ -489,7 +489,7 @@ class Party:
 
     def _seed(self, name: str) -> bytes:
         """Return a secret of this session: "encryption", "pairwise" or "self"."""
-        return _data(self.memory["seeds"][name])
+        return _from_base64(self.memory["seeds"][name])
 
     def _shared(self, name: str, public: Mapping[int, str]) -> dict[int, bytes]:
         """Return the keys that this party and each of its peers can compute (key agreement).
@@ -499,7 +499,7 @@ class Party:
             public: The public keys of the peers, by party number.
         """
         own = _private_key(self._seed(name))
-        return {number: generate_shared_key(own, _public_key(_data(text))) for number, text in public.items()}
+        return {number: generate_shared_key(own, _public_key(_from_base64(text))) for number, text in public.items()}
 
 
 @dataclass
@@ -546,7 +546,7 @@ class Session:
         """
         keys = {name: str(fields.get(name)) for name in ("encryption", "pairwise")}
         for text in keys.values():
-            _public_key(_data(text))
+            _public_key(_from_base64(text))
         self.keys[party] = keys
 
     def neighbours(self, party: int) -> list[int]:
@@ -637,7 +637,7 @@ class Session:
         self.answered.add(party)
         for kind in ("self", "pairwise"):
             for number, share in fields[kind].items():
-                self.revealed.setdefault(kind, {}).setdefault(int(number), {})[party] = _data(share)
+                self.revealed.setdefault(kind, {}).setdefault(int(number), {})[party] = _from_base64(share)
 
     def total(self) -> tuple[np.ndarray, np.ndarray]:
         """Return two sums, int64: of the vectors that arrived, and of the further numbers that came with them.
@@ -661,7 +661,7 @@ class Session:
         for party in lost:
             key = _private_key(secret_of[party])
             for other in self.vectors.keys() & set(self.neighbours(party)):
-                shared = generate_shared_key(key, _public_key(_data(self.keys[other]["pairwise"])))
+                shared = generate_shared_key(key, _public_key(_from_base64(self.keys[other]["pairwise"])))
                 pair_mask, pair_extra = mask(shared, *shape)
                 # `other` added the mask if its number is the smaller one, and subtracted it otherwise.
                 take_off = np.subtract if other < party else np.add
@@ -710,4 +710,4 @@ class Session:
             return None
         if kind == "self":
             return secret if _commitment(secret, self.name) == self.commitments[party] else None
-        return secret if _text(_public_bytes(_private_key(secret))) == self.keys[party]["pairwise"] else None
+        return secret if _to_base64(_public_bytes(_private_key(secret))) == self.keys[party]["pairwise"] else None

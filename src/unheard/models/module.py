@@ -202,7 +202,7 @@ class ModuleModel(BaseModel):
         if any(build.keys() != builds[0].keys() for build in builds):
             return False
         draws = [[build[name] for build in builds] for name in builds[0]]
-        return all(_no_constant_but_one(draw) and _are_uncorrelated(draw[0], draw[1]) for draw in draws)
+        return all(_constants_are_equal(draw) and _are_uncorrelated(draw[0], draw[1]) for draw in draws)
 
     def _drawn(self, seed: int) -> nn.Module:
         """Return a new module of the class, with every layer drawn from the seed."""
@@ -340,7 +340,7 @@ def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
 
-def _no_constant_but_one(draws: list[Tensor]) -> bool:
+def _constants_are_equal(draws: list[Tensor]) -> bool:
     """Whether the elements that are equal in all draws of a tensor all have the same value (or there are none)."""
     first, *others = draws
     if any(other.shape != first.shape or other.dtype != first.dtype for other in others):

@@ -9,8 +9,8 @@ checkpoints and the released model of a run therefore store the position of the 
 its last line), and the population's ledger stores the number of charges of the run. If these disagree, the statement of
 the run could have a smaller epsilon than the model has cost. All readers of a run's ledger use this module:
 
-    check_ledger(ledger, remembered(folder))           # against the positions in the checkpoints and the model
-    check_population(population, run_id(ledger), len(ledger), remembered(folder))
+    check_ledger(ledger, saved_positions(folder))           # against the positions in the checkpoints and the model
+    check_population(population, run_id(ledger), len(ledger), saved_positions(folder))
 
 Input: a run folder, and the ledger of the population if it is at the path in the run file. Output: the run's ledger.
 The module reads only the headers of model files, and needs no torch.
@@ -147,7 +147,7 @@ class JointLedger:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remembered:
+class SavedPosition:
     """The state of the ledgers when a checkpoint or the released model was saved, as stored in that file.
 
     Attributes:
@@ -189,7 +189,7 @@ def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
     folder.check_files()
     # The run may be training meanwhile. Each file must contain what the files that were read before it say. All of them
     # only grow, so this order gives no false alarm: checkpoints, population's ledger, run's ledger.
-    sources = remembered(folder)
+    sources = saved_positions(folder)
     population = population_of(folder)
     ledger = Ledger.read(folder.ledger)
     if not sources and not is_alone(folder):
@@ -214,7 +214,7 @@ def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
     return ledger
 
 
-def remembered(folder: RunFolder) -> list[Remembered]:
+def saved_positions(folder: RunFolder) -> list[SavedPosition]:
     """Read the ledger positions in the checkpoints (oldest first) and in the released model of a folder.
 
     Raises:
@@ -224,18 +224,18 @@ def remembered(folder: RunFolder) -> list[Remembered]:
         paths = sorted(folder.checkpoints.glob("round-*.safetensors"))
         paths += [folder.model] if os.path.lexists(folder.model) else []
         try:
-            return [_remembered(path) for path in paths]
+            return [_saved_position(path) for path in paths]
         except FileNotFoundError:
             continue
     raise CheckpointCorrupt(f"{folder.checkpoints} changes while it is read. Try again.")
 
 
-def check_ledger(ledger: Ledger, sources: Iterable[Remembered]) -> None:
+def check_ledger(ledger: Ledger, sources: Iterable[SavedPosition]) -> None:
     """Check that a run's ledger contains the positions in its checkpoints and model, and a charge for every round.
 
     Args:
         ledger: The ledger of the run.
-        sources: The result of `remembered`: the oldest checkpoint first, the model last.
+        sources: The result of `saved_positions`: the oldest checkpoint first, the model last.
 
     Raises:
         LedgerError: The ledger was shortened, or belongs to another run.
@@ -267,12 +267,12 @@ def check_ledger(ledger: Ledger, sources: Iterable[Remembered]) -> None:
         is_held = True
 
 
-def check_nodes(folder: RunFolder, sources: Iterable[Remembered]) -> None:
+def check_nodes(folder: RunFolder, sources: Iterable[SavedPosition]) -> None:
     """Check that federated.json is unchanged since the run began. It says whom the users of the run trust.
 
     Args:
         folder: The run folder.
-        sources: The result of `remembered`.
+        sources: The result of `saved_positions`.
 
     Raises:
         LedgerError: The file was changed, deleted or added.
@@ -306,7 +306,7 @@ def check_configuration(folder: RunFolder, ledger: Ledger) -> None:
 
 
 def check_population(
-    population: PopulationLedger, run: str, length: int, sources: Iterable[Remembered], *, is_known: bool = True
+    population: PopulationLedger, run: str, length: int, sources: Iterable[SavedPosition], *, is_known: bool = True
 ) -> None:
     """Compare a run with the ledger of its population, in both directions.
 
@@ -314,7 +314,7 @@ def check_population(
         population: The population's ledger.
         run: The id of the run.
         length: The number of entries in the run's own ledger.
-        sources: The positions in the run's checkpoints, from `remembered`.
+        sources: The positions in the run's checkpoints, from `saved_positions`.
         is_known: Whether `population` must be the ledger whose position the checkpoints have. False if another ledger
             may be at its path by now, for example because the store was prepared again; a position of another ledger is
             then no error.
@@ -413,7 +413,7 @@ def _no_run_file(folder: RunFolder) -> LedgerError:
     )
 
 
-def _remembered(path: Path) -> Remembered:
+def _saved_position(path: Path) -> SavedPosition:
     """Read the ledger positions that are stored in one checkpoint or model file."""
     try:
         facts = read_facts(path)
@@ -421,7 +421,7 @@ def _remembered(path: Path) -> Remembered:
         if position is not None and set(position) != {"ledger", "length", "head"}:
             raise ValueError("unknown position")
         length, head = facts.get("ledger_length"), facts.get("ledger_head")
-        return Remembered(
+        return SavedPosition(
             source=path,
             round=int(facts.get("round", 0)),
             length=None if length is None else int(length),

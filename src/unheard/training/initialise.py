@@ -55,7 +55,7 @@ from unheard.privacy.run_ledger import (
     check_nodes,
     check_population,
     read_run_ledger,
-    remembered,
+    saved_positions,
 )
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
 from unheard.run_folder import RunFolder, replace_file
@@ -631,7 +631,7 @@ def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedge
             store does not hold the text that the run began with.
         CheckpointCorrupt: A checkpoint cannot be read.
     """
-    sources = remembered(folder)
+    sources = saved_positions(folder)
     ledger = Ledger.open(folder.ledger)
     check_ledger(ledger, sources)
     check_nodes(folder, sources)

@@ -151,13 +151,13 @@ def evaluate(
         CorpusError: The token store cannot be used.
         ModelError: The vocabulary of the store is not that of the model.
     """
-    released, store, how = to_evaluate(model, corpus, max_tokens)
+    released, store, how = open_for_evaluation(model, corpus, max_tokens)
     users = how.choose(users_in_turn(store.held_out, released.run.model))
     parallel_map = parallel_map_for(released.run.model, ranks)
     return evaluate_users(released.run.model, released.params_P, users, unroll=how.unroll, parallel_map=parallel_map)
 
 
-def to_evaluate(
+def open_for_evaluation(
     model: Released | str | Path, corpus: str | Path | None, max_tokens: int | None
 ) -> tuple[Released, TokenStore, Evaluation]:
     """Open the model and the store of an evaluation. The arguments and the errors are those of `evaluate`.

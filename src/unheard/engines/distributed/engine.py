@@ -278,12 +278,12 @@ class DistributedEngine:
         Raises:
             CorpusError: If a rank has another store, or a shard is on no rank.
         """
-        place = store.train.place
-        if place is None or place in self._may_HR:
+        location = store.train.location
+        if location is None or location in self._may_HR:
             return
-        self.ranks.send_all("fingerprint", {"split": list(place)})
-        fingerprints = [self.stores.fingerprint(place), *(reply.numbers for reply in self.ranks.replies())]
-        self._may_HR[place] = shard_holders(fingerprints, store)
+        self.ranks.send_all("fingerprint", {"split": list(location)})
+        fingerprints = [self.stores.fingerprint(location), *(reply.numbers for reply in self.ranks.replies())]
+        self._may_HR[location] = shard_holders(fingerprints, store)
 
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
@@ -302,7 +302,7 @@ class DistributedEngine:
             RankError: If a rank fails, or the ranks did not sum each drawn user exactly once.
         """
         stored = [cohort.users for cohort in cohorts if isinstance(cohort.users, StoredUsers)]
-        if len(stored) < len(cohorts) or any(users.source.place not in self._may_HR for users in stored):
+        if len(stored) < len(cohorts) or any(users.source.location not in self._may_HR for users in stored):
             return self.local.sum_cohorts(cohorts)
         cost_U = np.concatenate([c.plan.update.cost(u.lengths()) for c, u in zip(cohorts, stored, strict=True)])
         rank_U = self._assign(stored, cost_U)
@@ -312,7 +312,7 @@ class DistributedEngine:
             {
                 "plan": plan_table(c.plan),
                 "seed": c.seed,
-                "split": list(u.source.place or ()),
+                "split": list(u.source.location or ()),
                 "features": u.with_features,
             }
             for c, u in zip(cohorts, stored, strict=True)
@@ -346,8 +346,8 @@ class DistributedEngine:
         """Return the rank that sums each user, for the users of all cohorts one after the other."""
         may_HR, holder_U, first = [], [], 0
         for users in stored:
-            assert users.source.place is not None
-            may_HR.append(self._may_HR[users.source.place])
+            assert users.source.location is not None
+            may_HR.append(self._may_HR[users.source.location])
             holder_U.append(first + users.source.shard_of(users.numbers_U))
             first += len(may_HR[-1])
         return assign_users(cost_U, self._speeds.speed_R, np.concatenate(holder_U), np.concatenate(may_HR))
