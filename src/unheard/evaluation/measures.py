@@ -43,7 +43,16 @@ from unheard.corpus.tokenizers import Tokenizer
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
 from unheard.engines.distributed.parallel_map import ParallelMap, sequential_map
 from unheard.errors import InvalidValue
-from unheard.evaluation.next_word import TOP, Evaluation, batches_of_users, losses, predict, target_rank, tokens_at_once
+from unheard.evaluation.next_word import (
+    TOP,
+    Evaluation,
+    batches_of_users,
+    losses,
+    perplexity,
+    predict,
+    target_rank,
+    tokens_at_once,
+)
 from unheard.models.model import LanguageModel, window_targets
 from unheard.run_folder import MEASURES_FORMAT, RunFolder, replace_file
 from unheard.updates.user_update import User
@@ -209,7 +218,7 @@ def by_token(scores: Scores) -> dict[str, float]:
         **{f"accuracy_top{k}": float(scores.hits(k).mean()) for k in TOP},
         "accuracy_top1_words": float(scores.hits(1)[is_word_N].sum() / max(is_word_N.sum(), 1)),
         "loss": float(scores.loss_N.mean()),
-        "perplexity": _perplexity(float(scores.loss_N.mean())),
+        "perplexity": perplexity(float(scores.loss_N.mean())),
         "tokens": len(scores),
     }
 
@@ -262,10 +271,6 @@ def _band(scores: Scores, name: str, inside_N: np.ndarray) -> dict[str, Any]:
 def _distribution(values_U: np.ndarray) -> dict[str, float]:
     marks = np.percentile(values_U, PERCENTILES)
     return {"mean": float(values_U.mean()), **{f"p{p}": float(m) for p, m in zip(PERCENTILES, marks, strict=True)}}
-
-
-def _perplexity(loss: float) -> float:
-    return math.exp(min(loss, 700.0))
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,14 @@ class Totals:
             **{f"accuracy_top{k}": self.hits[k] / self.targets for k in TOP},
             "accuracy_top1_words": self.word_hits / max(self.words, 1),
             "loss": mean,
-            "perplexity": math.exp(min(mean, 700.0)),
+            "perplexity": perplexity(mean),
             "tokens": self.targets,
         }
+
+
+def perplexity(mean_loss: float) -> float:
+    """Return exp of the mean loss, in nats. The loss counts as at most 700, so that exp does not overflow."""
+    return math.exp(min(mean_loss, 700.0))
 
 
 def count_batch(

@@ -50,6 +50,8 @@ _WHOLE_SEAL = re.compile(re.escape(_SEAL) + rb'[0-9a-f]{64}"}')
 LOCK_WAIT_SECONDS = 60.0
 """How long to wait for the lock of a ledger. Another process holds the lock only while it writes a line."""
 
+# These names of files in a store are here, because `corpus/store.py` needs them and must not import scipy, which
+# `population_ledger.py` loads.
 RECORD = "ledgers.json"
 """The name of the file in a store that lists the ledgers to which runs on the store were charged."""
 DIGESTS = "digests.json"

@@ -20,6 +20,9 @@ Each line of the file (format: `ledger.py`) after the header is one of
     {"moved": {"to": path}}                                           this ledger was joined to another one
     {"released": {"run": ..., "sha256": ...}}                         a model that a run on these users is about to write
 
+`held` is the number of entries at the start of the run's ledger that are charged here under another id. `once` is a
+random number, so that no two lines are equal.
+
 **The record in the store.** The ledger is in the store, or at the path of `[privacy] ledger`. A new run has no
 checkpoint that it could compare the ledger with. So the store has a small file, `ledgers.json`, with the position of
 each ledger. If a ledger was deleted, replaced or cut, the run stops with an error instead of starting with an empty

@@ -75,7 +75,7 @@ def save_checkpoint(
         # DP: recorded before it is written, so that no copy of the model can be taken for a public one.
         if state.round:
             ledger.record_release(parameters_digest(state.params_P))
-        facts["people"] = ledger.position
+        facts["people"] = ledger.position  # the key of version 0.1 for the position of the population's ledger
         ledger.remember()
     _save(path, tensors, facts)
     # DP: the model names the ledger that it belongs to, also in a folder that is passed on without its checkpoints.

@@ -310,7 +310,7 @@ def run_from_tables(tables: Mapping[str, Any], *, source: str = "The run file") 
     )
     if privacy.budget_epsilon is not None:
         budget = Budget(epsilon=privacy.budget_epsilon, delta=run.claimed_delta, accountant=privacy.budget_accountant)
-        run = Run(**{**run.__dict__, "budget": budget})
+        run = replace(run, budget=budget)
     return run, part_from_table(EngineChoice, tables["engine"], "engine")
 
 

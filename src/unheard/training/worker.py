@@ -34,7 +34,7 @@ from unheard.models.model import LanguageModel
 from unheard.training.run import MODELS
 
 JOBS: tuple[BatchFunction, ...] = (count_batch, score_batch)
-"""The batch functions that a worker can compute by default, both for evaluation. `unheard` adds one for audits."""
+"""The batch functions that a worker can compute by default, both for evaluation. `cli/processes.py` adds one for audits."""
 
 
 def build_on_ranks(choice: EngineChoice, model: LanguageModel, ranks: ProcessGroup) -> DistributedEngine:
@@ -194,6 +194,7 @@ class _Worker:
         raise InvalidValue(f"This rank does not know '{message.kind}': give every rank the same version of unheard.")
 
     def _begin(self, facts: Mapping[str, Any]) -> None:
+        """Build the model and the engine that the leader's request names, and prepare to open its stores."""
         choice = part_from_table(EngineChoice, facts["engine"], "engine")
         self.model = part_of_kind(MODELS, facts["model"], "model")
         self.engine = choice_at_rank(choice, self.ranks).build(self.model)  # pyright: ignore[reportArgumentType]
