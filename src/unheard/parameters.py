@@ -10,12 +10,13 @@ one named tensor, which the paper calls a "parameter vector" (section 2, per-lay
 >>> {name: tuple(tensor.shape) for name, tensor in layout.split(torch.zeros(8)).items()}
 {'embedding': (3, 2), 'bias': (2,)}
 
-Shape letters, used as suffixes of tensor names in the whole package:
+Shape letters, used as suffixes of tensor names in the whole package; a module that uses other letters lists them:
 
     U  users in a chunk          B  sequences in a local batch      V  rows of the vocabulary
     P  parameters, all layers    T  tokens in an unroll             D  embedding size
     M  layers (named vectors)    K  windows (unrolls) of one user   H  hidden size
-    S  local steps of one user   F  features about a user
+    S  local steps of one user   W  tokens in a window, T + 1       F  features about a user
+    J  balls of a clip           N  positions, or targets that count
 
 `to_device` copies an array to a torch device without blocking the host. `finish` waits for the device, so that a time
 measurement includes all queued work.

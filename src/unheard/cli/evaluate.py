@@ -134,8 +134,8 @@ def _measure(
     from unheard.training.worker import parallel_map_for
     from unheard.updates.user_update import users_in_turn
 
-    released, store, how = open_for_evaluation(folder.path, corpus, max_tokens)
-    counted = replace(how, max_tokens=max(how.max_tokens, FIT_TOKENS))
+    released, store, settings = open_for_evaluation(folder.path, corpus, max_tokens)
+    counted = replace(settings, max_tokens=max(settings.max_tokens, FIT_TOKENS))
     public = counted.choose(users_in_turn(store.public, released.run.model)) if store.public else ()
     # DP: measures and baselines read held-out and public users only; what they print is in nobody's ledger.
     measured = Measured(
@@ -149,7 +149,7 @@ def _measure(
     with counted_bar() as progress:
         numbers = full_measures(
             measured,
-            how,
+            settings,
             prompts=prompts_for(store.info["vocabulary"]) if prompts is None else prompts,
             progress=lambda done, total: progress(f"Measuring {folder.path.name}", done, total),
             parallel_map=parallel_map_for(measured.model, ranks),

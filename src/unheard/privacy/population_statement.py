@@ -65,7 +65,7 @@ def other_runs(population: PopulationLedger, run: str, corpus: str) -> list[str]
     return [str(charged_run.facts.get("name", charged_run.id)) for charged_run in others]
 
 
-def all_runs(population: "PopulationLedger | _Spent", *, delta: float | None = None) -> dict[str, Any]:
+def all_runs(population: "PopulationLedger | _VocabularyCharges", *, delta: float | None = None) -> dict[str, Any]:
     """Compute the statement about all runs on one population.
 
     Args:
@@ -145,7 +145,8 @@ def store_statement(store: str | Path, *, delta: float | None = None) -> dict[st
         }
     charged_run = ChargedRun(id="vocabulary", facts={"name": "the private vocabulary"}, events=events)
     spent = all_runs(
-        _Spent(runs={charged_run.id: charged_run}), delta=vocabulary.get("delta") if delta is None else delta
+        _VocabularyCharges(runs={charged_run.id: charged_run}),
+        delta=vocabulary.get("delta") if delta is None else delta,
     )
     return {**spent, "warnings": [*spent["warnings"], _NO_LEDGER]}
 
@@ -157,7 +158,7 @@ _NO_LEDGER = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Spent:
+class _VocabularyCharges:
     """Takes the place of a population's ledger before the first run. Has only the events of the store's vocabulary."""
 
     runs: dict[str, ChargedRun]
@@ -209,7 +210,7 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
     return population
 
 
-def _claimed(population: "PopulationLedger | _Spent", delta: float) -> tuple[Bound, str, Events | None]:
+def _claimed(population: "PopulationLedger | _VocabularyCharges", delta: float) -> tuple[Bound, str, Events | None]:
     """Return the bound that may be claimed for all runs together, the reason, and the events whose cost is claimed.
 
     The events are None if the claim is not the cost of a list of events at `delta`: with a filter, with an odometer,
@@ -268,7 +269,7 @@ def render_all_runs(statement: Mapping[str, Any]) -> str:
     return "\n".join(_lines(statement)) + "\n"
 
 
-def _delta(population: "PopulationLedger | _Spent", delta: float | None) -> float:
+def _delta(population: "PopulationLedger | _VocabularyCharges", delta: float | None) -> float:
     """Return the given delta, or the delta of the budget, or the smallest delta that a run declared.
 
     The smallest delta is the cautious choice: it gives the largest epsilon.
@@ -283,7 +284,7 @@ def _delta(population: "PopulationLedger | _Spent", delta: float | None) -> floa
     return min(declared)
 
 
-def _claim(total: float, delta: float, accountant: str, population: "PopulationLedger | _Spent") -> str:
+def _claim(total: float, delta: float, accountant: str, population: "PopulationLedger | _VocabularyCharges") -> str:
     """Return the guarantee over all runs as one line of text."""
     if math.isinf(total):
         without_noise = sorted(str(m.facts.get("name", m.id)) for m in population.runs.values() if _has_no_noise(m))
@@ -308,7 +309,7 @@ def _run_share(charged_run: ChargedRun, delta: float) -> dict[str, Any]:
     }
 
 
-def _budget(population: "PopulationLedger | _Spent") -> dict[str, Any] | None:
+def _budget(population: "PopulationLedger | _VocabularyCharges") -> dict[str, Any] | None:
     budget = population.budget
     if budget is None:
         return None
@@ -319,7 +320,7 @@ def _has_no_noise(charged_run: ChargedRun) -> bool:
     return any(isinstance(event, NonPrivate) for event in charged_run.events)
 
 
-def _warnings(population: "PopulationLedger | _Spent") -> list[str]:
+def _warnings(population: "PopulationLedger | _VocabularyCharges") -> list[str]:
     """Return a warning for each fact that weakens the guarantee, over all runs."""
     warnings = []
     for charged_run in population.runs.values():

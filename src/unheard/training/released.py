@@ -151,10 +151,12 @@ def evaluate(
         CorpusError: The token store cannot be used.
         ModelError: The vocabulary of the store is not that of the model.
     """
-    released, store, how = open_for_evaluation(model, corpus, max_tokens)
-    users = how.choose(users_in_turn(store.held_out, released.run.model))
+    released, store, settings = open_for_evaluation(model, corpus, max_tokens)
+    users = settings.choose(users_in_turn(store.held_out, released.run.model))
     parallel_map = parallel_map_for(released.run.model, ranks)
-    return evaluate_users(released.run.model, released.params_P, users, unroll=how.unroll, parallel_map=parallel_map)
+    return evaluate_users(
+        released.run.model, released.params_P, users, unroll=settings.unroll, parallel_map=parallel_map
+    )
 
 
 def open_for_evaluation(
@@ -172,5 +174,5 @@ def open_for_evaluation(
             f"{store.path} has another vocabulary than {model if model is not released else 'the model'}: prepare it "
             "with --vocab from-corpus --vocab-corpus STORE, where STORE is the store of the run."
         )
-    how = released.run.evaluation
-    return released, store, replace(how, max_tokens=max_tokens or how.max_tokens)
+    settings = released.run.evaluation
+    return released, store, replace(settings, max_tokens=max_tokens or settings.max_tokens)
