@@ -79,11 +79,11 @@ def test_a_population_repeats_each_public_fact_of_a_run(tmp_path, way, fact):
     population = PopulationLedger.open(tmp_path / "ledger.jsonl", {})
     ledger = run_ledger(tmp_path / "r", 1, **FACTS)
     if way == "begin":
-        JointLedger.begin(ledger, population, "r")
+        JointLedger.register(ledger, population, "r")
     elif way == "come":
         JointLedger(ledger, population)
     else:
-        JointLedger.begin(run_ledger(tmp_path / "child", 0), population, "child", parent=ledger)
+        JointLedger.register(run_ledger(tmp_path / "child", 0), population, "child", parent=ledger)
     facts = PopulationLedger.read(population.path).runs["r"].facts
     assert (facts["name"], facts[fact]) == ("r", FACTS[fact])
     assert set(REPEATED_FACTS) == set(FACTS)
@@ -93,7 +93,7 @@ def test_runs_that_drew_the_same_cohorts_have_no_total_and_no_budget(tmp_path):
     population = PopulationLedger.open(tmp_path / "ledger.jsonl", {})
     for name in ("a", "b"):
         all_runs(population, delta=DELTA)
-        JointLedger.begin(run_ledger(tmp_path / name, 0, **FACTS), population, name)
+        JointLedger.register(run_ledger(tmp_path / name, 0, **FACTS), population, name)
     for refused in (
         lambda: all_runs(population, delta=DELTA),
         lambda: population.set_budget(Budget(epsilon=9.0, delta=DELTA)),
@@ -116,7 +116,7 @@ def test_the_charges_of_an_earlier_run_are_under_its_own_name_and_counted_once(t
     parent, population = run_ledger(tmp_path / "parent", 2), PopulationLedger.open(tmp_path / "ledger.jsonl", {})
     child = run_ledger(tmp_path / "child", 0)
     child.charge_all(parent.events, 0)
-    JointLedger.begin(child, population, "child", parent=parent, store="digest")
+    JointLedger.register(child, population, "child", parent=parent, store="digest")
     joint = JointLedger(child, population)
     joint.charge(ROUND, 0)
     known = PopulationLedger.read(population.path)

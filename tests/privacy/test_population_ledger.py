@@ -44,7 +44,7 @@ def ledger(folder, name="r", run="one", events=(), **facts) -> Ledger:
 
 def begun(folder, population, name="r", run="one", parent=None, past=(), **facts) -> JointLedger:
     made = ledger(folder, name, run, past, **facts)
-    JointLedger.begin(made, population, name, parent)
+    JointLedger.register(made, population, name, parent)
     return JointLedger(made, population)
 
 
@@ -210,7 +210,7 @@ from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
 population = PopulationLedger.open(sys.argv[1], {"corpus": "c"})
 made = Ledger.create(sys.argv[2], {"run_id": sys.argv[2]})
-JointLedger.begin(made, population, "x")
+JointLedger.register(made, population, "x")
 account = JointLedger(made, population)
 for round in range(60):
     account.charge(PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0), round)

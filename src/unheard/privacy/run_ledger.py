@@ -1,6 +1,6 @@
 """Charge the ledger of a run together with that of its population, and check the two against each other.
 
-    JointLedger.begin(ledger, population, name="first")     # a new run is registered with its population
+    JointLedger.register(ledger, population, name="first")  # a new run
     JointLedger(ledger, population).charge(event, round=0)  # training charges both; the population first
     ledger = read_run_ledger("runs/first")                  # `Ledger.read` and all checks; raises `LedgerError`
 
@@ -60,9 +60,8 @@ class JointLedger:
             population.register(self.run, {**_repeated_facts(ledger, ledger.path.parent.name), **came}, num_charged=0)
         population.settle(self.run, ledger.entries)
 
-    @classmethod
-    def begin(
-        cls,
+    @staticmethod
+    def register(
         ledger: Ledger,
         population: PopulationLedger,
         name: str,

@@ -190,7 +190,7 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
         # those of the same run on one machine, byte by byte.
         replace_file(folder.federated, json.dumps(engine.facts).encode())
     charge_earlier_costs(run, store, ledger)
-    JointLedger.begin(ledger, population, Path(out).name, parent_ledger(run), store=store.content_digest)
+    JointLedger.register(ledger, population, Path(out).name, parent_ledger(run), store=store.content_digest)
     joint = JointLedger(ledger, population)
     save_checkpoint(folder, run.model, state, joint, run.training.keep_checkpoints)
     # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not

@@ -166,7 +166,7 @@ def select(
             charge_earlier_costs(first, store, charged)
             if first.budget:
                 first.budget.check(first.budget.running(charged.events), event, 0)
-            JointLedger.begin(charged, population, Path(out).name, parent_ledger(first), store=store.content_digest)
+            JointLedger.register(charged, population, Path(out).name, parent_ledger(first), store=store.content_digest)
             # DP: all trials are paid for here, in the population's ledger, before their number is drawn or any text is
             # read.
             JointLedger(charged, population).charge(event, 0)
