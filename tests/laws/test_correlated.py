@@ -158,7 +158,7 @@ def test_a_history_that_is_restored_continues_to_the_bit(matrix):
 
 @needs_triton
 def test_the_kernel_agrees_with_the_plain_recursion_to_the_bit():
-    from unheard.mechanism.kernels import weighted_past
+    from unheard.mechanism.noise_kernels import weighted_past
 
     matrix = optimise("banded", rounds=20, separation=5)
     history = NoiseHistory(matrix, 1500, CPU)

@@ -8,7 +8,7 @@ The modules in the order of a round:
     aggregation     clipped deltas as integers, their exact sum, and an average with a bounded sensitivity
     noise           Gaussian noise on the average, which makes a private value public
       exact_normal    exact samples of a Gaussian that is rounded to integers
-      noise_kernels   the same samples in Triton, for GPUs
       correlated      noise that partly cancels the noise of earlier rounds
-    kernels         the sum of clipped deltas, and the weighted sum of earlier correlated noise, in Triton, for GPUs
+      noise_kernels   exact samples, and the weighted sum of earlier correlated noise, in Triton, for GPUs
+    kernels         the sum of clipped deltas in Triton, for GPUs
 """

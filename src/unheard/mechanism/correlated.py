@@ -225,7 +225,7 @@ class NoiseHistory:
         """Compute sum_(i >= 1) c_i x_(t - i), in the order of the lags i."""
         rows_RP, lags = self._rows_RP, min(self.index, len(self._rows_RP))
         if rows_RP.is_cuda and lags:
-            from unheard.mechanism.kernels import weighted_past
+            from unheard.mechanism.noise_kernels import weighted_past
 
             return weighted_past(rows_RP, self._coefficients[1 : lags + 1], self.index)
         past_P = torch.zeros(rows_RP.shape[1], dtype=torch.float64, device=self._device)

@@ -1,6 +1,4 @@
-"""Triton kernels of the mechanism: the sum of clipped deltas, and the weighted sum of earlier correlated noise.
-
-**Aggregation** (`sum_users`) clips, weights, truncates and sums users' deltas without copies of them.
+"""Triton kernels that clip, weight, truncate and sum users' deltas without copies of them (`sum_users`).
 
 Input: deltas [U, P] on a GPU, weights, balls, the grid. Output: the integer sum [P]. The reference implementation is
 `Contribution.of_users` in aggregation.py, which explains each step; comments marked DP are on the same steps in both.
@@ -25,11 +23,7 @@ the number of groups (of at most `GROUP` users):
 | `_sum`, with `REMOVE` | (K, G) | subtracts the users that do not fit from units[p] |
 
 Almost always every user fits, so adding first and removing later saves a pass over the deltas.
-
-**The sum of earlier banded noise** (`weighted_past`). Input: the noise of the last rounds [R, P] on a GPU, as a ring
-buffer, and the coefficients. Output: sum_i c_i x_(t - i), float64 [P], in one pass over the buffer. The reference
-implementation is `NoiseHistory._past_banded` in correlated.py; a test compares the two bit by bit. Products and sums
-are rounded one by one (no fused multiply-add), in the same order as there."""
+"""
 
 import itertools
 import math
@@ -268,41 +262,3 @@ def _sum(
         u += 2
     # Atomic additions come in any order. The sum of integers does not depend on it.
     tl.atomic_add(units + i, total.to(tl.int64), mask=inside)
-
-
-def weighted_past(rows_RP: Tensor, coefficient_L: Tensor, index: int) -> Tensor:
-    """Compute the weighted sum of earlier noise.
-
-    It is the sum over lags 1 to L of coefficient[lag - 1] * rows[(index - lag) mod R].
-
-    Args:
-        rows_RP: A ring buffer of the noise of the last R rounds, contiguous.
-        coefficient_L: The coefficients of lags 1 to L, on the same device; L is at most R.
-        index: The number of the next attempt.
-
-    Returns:
-        The sum, float64 [P].
-    """
-    rows, parameters = rows_RP.shape
-    past_P = torch.empty(parameters, dtype=torch.float64, device=rows_RP.device)
-    grid = (triton.cdiv(parameters, BLOCK),)
-    _past[grid](
-        rows_RP, coefficient_L, past_P, index % rows, rows, len(coefficient_L), parameters,
-        BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
-    return past_P
-
-
-@triton.jit
-def _past(rows, coefficients, past, index, num_rows, lags, parameters, BLOCK: tl.constexpr):
-    """Compute `BLOCK` coordinates of the weighted sum of earlier noise."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < parameters
-    total = tl.zeros((BLOCK,), dtype=tl.float64)
-    for lag in range(1, lags + 1):
-        row = ((index - lag + num_rows) % num_rows).to(tl.int64)
-        noise = tl.load(rows + row * parameters + at, mask=inside, other=0.0)
-        product = noise * tl.load(coefficients + lag - 1)
-        # DP: the noise of the last rounds, each with its own coefficient, as in correlated.py.
-        total = total + product
-    tl.store(past + at, total, mask=inside)

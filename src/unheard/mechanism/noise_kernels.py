@@ -1,8 +1,9 @@
-"""Triton kernels that draw exact normals on a GPU: steps 1 and 2 of `exact_normal.py`.
+"""Triton kernels of the noise: draw exact normals, and compute the weighted sum of earlier correlated noise.
 
-Input: a new stream, in parts, and a scale. Output: round(scale * X) for independent normals X, int64, with exactly this
-distribution. The reference implementation is `ExactNormals` in exact_normal.py, which explains each step. Both give the
-same integers, because the integers depend only on the random digits.
+**Exact normals** (`rounded_normals_on`): steps 1 and 2 of `exact_normal.py`. Input: a new stream, in parts, and a scale.
+Output: round(scale * X) for independent normals X, int64, with exactly this distribution. The reference implementation
+is `ExactNormals` in exact_normal.py, which explains each step. Both give the same integers, because the integers depend
+only on the random digits.
 
 | step | computes |
 | --- | --- |
@@ -10,6 +11,11 @@ same integers, because the integers depend only on the random digits.
 | `torch.special.ndtri` | -x of each P |
 | `_round` | scale * x rounded, and a list of the numbers whose rounding float64 cannot decide |
 | `round_exactly`, on a CPU | the numbers of that list: about four of the 1.3 million parameters of the paper's model |
+
+**The sum of earlier banded noise** (`weighted_past`). Input: the noise of the last rounds [R, P] on a GPU, as a ring
+buffer, and the coefficients. Output: sum_i c_i x_(t - i), float64 [P], in one pass over the buffer. The reference
+implementation is `NoiseHistory._past_banded` in correlated.py; a test compares the two bit by bit. Products and sums
+are rounded one by one (no fused multiply-add), in the same order as there.
 """
 
 from collections.abc import Sequence
@@ -29,6 +35,8 @@ from unheard.randomness import StreamPart
 BLOCK = 512
 """What one program (one instance of a kernel) processes: blocks of the cipher (two words each) in `_draw`, words in
 `_round`."""
+PAST_BLOCK = 2048
+"""The number of coordinates that one program of `_past` processes."""
 AT_ONCE = 2**24
 """The number of words that are processed at the same time; their intermediate results take 256 MB. It must be a
 multiple of the number of integers that are drawn from each part."""
@@ -229,3 +237,41 @@ def _round(
     slot = tl.atomic_add(undecided + tl.zeros([BLOCK], tl.int64), 1, mask=listed)
     tl.store(undecided + 1 + slot, first + i, mask=listed & (slot < most))
     tl.store(undecided + 1 + most + slot, word, mask=listed & (slot < most))
+
+
+def weighted_past(rows_RP: Tensor, coefficient_L: Tensor, index: int) -> Tensor:
+    """Compute the weighted sum of earlier noise.
+
+    It is the sum over lags 1 to L of coefficient[lag - 1] * rows[(index - lag) mod R].
+
+    Args:
+        rows_RP: A ring buffer of the noise of the last R rounds, contiguous.
+        coefficient_L: The coefficients of lags 1 to L, on the same device; L is at most R.
+        index: The number of the next attempt.
+
+    Returns:
+        The sum, float64 [P].
+    """
+    rows, parameters = rows_RP.shape
+    past_P = torch.empty(parameters, dtype=torch.float64, device=rows_RP.device)
+    grid = (triton.cdiv(parameters, PAST_BLOCK),)
+    _past[grid](
+        rows_RP, coefficient_L, past_P, index % rows, rows, len(coefficient_L), parameters,
+        BLOCK=PAST_BLOCK, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return past_P
+
+
+@triton.jit
+def _past(rows, coefficients, past, index, num_rows, lags, parameters, BLOCK: tl.constexpr):
+    """Compute `BLOCK` coordinates of the weighted sum of earlier noise."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < parameters
+    total = tl.zeros((BLOCK,), dtype=tl.float64)
+    for lag in range(1, lags + 1):
+        row = ((index - lag + num_rows) % num_rows).to(tl.int64)
+        noise = tl.load(rows + row * parameters + at, mask=inside, other=0.0)
+        product = noise * tl.load(coefficients + lag - 1)
+        # DP: the noise of the last rounds, each with its own coefficient, as in correlated.py.
+        total = total + product
+    tl.store(past + at, total, mask=inside)
