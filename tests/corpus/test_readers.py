@@ -199,6 +199,22 @@ def test_a_missing_column_is_refused_with_the_columns_there_are(tmp_path, name, 
     assert not (tmp_path / "store.partial").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "delimiter", "message"),
+    [
+        ("x.csv", ";", "separated by semicolons.*Write it with commas or tabs"),
+        ("x.csv", "|", "separated by vertical bars.*Write it with commas or tabs"),
+        ("x.csv", "\t", "separated by tabs.*Add --format tsv"),
+        ("x.tsv", ",", "separated by commas.*Add --format csv"),
+    ],
+)
+def test_another_delimiter_is_named_with_its_remedy(tmp_path, name, delimiter, message):
+    lines = [delimiter.join(words) for words in (("who", "what", "when"), ("ann", "a b", "1"))]
+    (tmp_path / name).write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        prepared(tmp_path, tmp_path / name)
+
+
 def test_a_json_path_reaches_into_a_row(tmp_path):
     rows = [{"by": {"name": "ann"}, "a/b": "a", "when": 0}]
     done = prepared(

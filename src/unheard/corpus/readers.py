@@ -453,6 +453,13 @@ def _escaped(key: str) -> str:
 
 
 _MANY_LINES = 10  # A field with at least this many line ends may consist of several rows: see `_find_swallowed`.
+_DELIMITER_NAMES = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars"}
+_DELIMITERS = {
+    ",": "Add --format csv.",
+    "\t": "Add --format tsv.",
+    ";": "Write it with commas or tabs, or as Parquet.",
+    "|": "Write it with commas or tabs, or as Parquet.",
+}
 _MAX_WARNINGS = 3  # Warnings name this many positions; the others are only counted.
 
 
@@ -480,6 +487,7 @@ def csv_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Field
             f"{batch.sources[0].path}, line 1: {len(names)} columns, of which at most {MAX_COLUMNS} can be read. Keep the "
             "columns that are needed (user, text, time), or convert the file to Parquet. Nothing was read."
         )
+    _check_delimiter(head[0][0], names, delimiter, fields, batch)
     check_columns(names, fields, batch)
     columns = ", ".join(f"'c{i}': 'VARCHAR'" for i in range(len(names)))
     dialect = f"delim={quoted(delimiter)}, quote='\"', escape='\"', header=true"
@@ -496,6 +504,19 @@ def csv_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Field
     user, text = (f"c{names.index(field)}" for field in (fields.user, fields.text))
     time = f"c{names.index(fields.time)}" if fields.time else "NULL"
     return f'SELECT NULL AS problem, {user} AS "user", {text} AS text, {time} AS time FROM {table}'
+
+
+def _check_delimiter(head: str, names: Sequence[str], delimiter: str, fields: Fields, batch: FileBatch) -> None:
+    """Raise `InputError` if the columns are missing, but the first line has them with another delimiter."""
+    if not missing_columns(names, fields):
+        return
+    for other, remedy in _DELIMITERS.items():  # with `delimiter` itself they are missing, as just seen
+        columns = next(csv.reader([head.removeprefix("\ufeff")], delimiter=other))
+        if not missing_columns(columns, fields):
+            raise InputError(
+                f"The columns of {batch.sources[0].path} are separated by {_DELIMITER_NAMES[other]}, and it was read "
+                f"with {_DELIMITER_NAMES[delimiter]} between them. {remedy}"
+            )
 
 
 def _find_swallowed(database: duckdb.DuckDBPyConnection, table: str, columns: int, delimiter: str) -> None:
