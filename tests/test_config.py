@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from unheard.config import part_of_kind, table_from_part
+from unheard.config import nearest, part_of_kind, table_from_part
 from unheard.errors import InvalidValue, UnknownKey
 
 
@@ -30,6 +30,12 @@ def test_a_part_is_read_back_from_its_table():
 def test_a_part_that_is_not_registered_is_named_with_the_known_kinds():
     with pytest.raises(InvalidValue, match=r"Unregistered is not registered.*Known kinds: flat"):
         table_from_part(Unregistered(), KINDS)
+
+
+def test_a_long_list_of_known_words_is_cut_after_the_nearest_was_found():
+    message = nearest("column_998", [f"column_{i}" for i in range(1000)])
+    assert message.startswith(" Did you mean 'column_998'? Known: column_0, column_1, ")
+    assert message.endswith(" and 970 more.")
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,11 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise tomllib.TOMLDecodeError("the brackets are nested too deeply") from None
 
 
+_MOST_KNOWN = 30  # A message lists at most this many known words: a folder or a table may have thousands.
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: the most similar known word, if there is one, and the list of known words.
+    """Return the end of an error message: the most similar known word, if there is one, and the first known words.
 
     >>> nearest("nois", ["noise", "clip"])
     " Did you mean 'noise'? Known: clip, noise."
@@ -78,7 +81,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return " It takes no keys."
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     hint = f" Did you mean '{close[0]}'?" if close else ""
-    return f"{hint} Known: {', '.join(known)}."
+    more = f" and {len(known) - _MOST_KNOWN} more" if len(known) > _MOST_KNOWN else ""
+    return f"{hint} Known: {', '.join(known[:_MOST_KNOWN])}{more}."
 
 
 def part_from_table(cls: type[P], table: Mapping[str, Any], where: str) -> P:

@@ -564,8 +564,8 @@ def _sources_of(text: str, given: str | None) -> list[Source]:
         return known
     files = [path] if path.is_file() else sorted(Path(p) for p in glob.glob(text, recursive=True) if os.path.isfile(p))
     if not files:
-        names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = nearest(path.name, names[:50]) if names else f" There is no folder {path.parent}."
+        names = [p.name for p in path.parent.glob("[!.]*")] if path.parent.is_dir() else []
+        hint = nearest(path.name, names) if names else f" There is no folder {path.parent}, or it is empty."
         raise InputError(f"No file matches {text}.{hint}")
     sources = []
     for file in files:
