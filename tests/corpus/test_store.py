@@ -133,6 +133,18 @@ def test_a_missing_store_names_the_command_that_makes_one(tmp_path):
         TokenStore.open(tmp_path / "nothing")
 
 
+def test_a_file_or_a_run_folder_is_not_taken_for_a_missing_store(tmp_path):
+    (tmp_path / "posts.jsonl").write_text("{}")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.toml").write_text("")
+    with pytest.raises(
+        CorpusMissing, match=r"is a file, not a token store.*unheard prepare .*posts\.jsonl --user-field"
+    ):
+        TokenStore.open(tmp_path / "posts.jsonl")
+    with pytest.raises(CorpusMissing, match="is a run folder, not a token store"):
+        TokenStore.open(tmp_path / "run")
+
+
 def test_an_unfinished_store_is_not_a_store(tmp_path):
     path = tmp_path / "store"
     writer = StoreWriter(path, keep_partial=True)

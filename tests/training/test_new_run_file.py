@@ -92,9 +92,11 @@ def test_a_comparison_of_kinds_of_noise_chooses_correlated_noise(new_file, monke
         ({"users_per_round": 0}, "must be above 0"),
         ({"users_per_round": 5001}, "more than the declared population of 5000"),
         ({"base": "nowhere"}, "no config.json"),
+        ({"corpus": "posts.jsonl"}, r"is a file.*unheard prepare .*posts\.jsonl --user-field"),
     ],
 )
 def test_impossible_values_of_a_new_run_are_refused(new_file, tmp_path, options, message):
+    (tmp_path / "posts.jsonl").write_text("{}")
     options = {**options, "base": tmp_path / options["base"]} if "base" in options else options
     with pytest.raises(InvalidValue, match=message):
         new_file(**options)

@@ -463,6 +463,15 @@ class TokenStore:
             # A relative path in a run file may have been written for another current folder.
             seen = "" if folder.is_absolute() else " (seen from here)"
             what = "only an unfinished one (prepare was stopped)" if unfinished else "nothing"
+            if folder.is_file():
+                raise CorpusMissing(
+                    f"{folder} is a file, not a token store. Make a store from it with `unheard prepare {folder} "
+                    "--user-field COLUMN --text-field COLUMN --out corpora/NAME`, and name the store."
+                )
+            if (folder / "run.toml").is_file():
+                raise CorpusMissing(
+                    f"{folder} is a run folder, not a token store. Name the folder that `unheard prepare --out` wrote."
+                )
             if (folder / DIGESTS).exists():
                 raise CorpusCorrupt(
                     f"{folder / 'corpus.json'} is missing beside the other files of the store. {REMEDY}"

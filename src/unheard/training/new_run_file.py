@@ -74,8 +74,8 @@ def new_run_file(
         progress: Called with a line of text before each trial of a search for z.
 
     Raises:
-        InvalidValue: A value is out of range, `compares_noise` is given without `epsilon`, or `base` is not the folder
-            of a model.
+        InvalidValue: A value is out of range, `compares_noise` is given without `epsilon`, `corpus` is a file,
+            or `base` is not the folder of a model.
         AccountingError: No noise meets the target.
     """
     if users_per_round is not None and users_per_round <= 0:
@@ -90,6 +90,11 @@ def new_run_file(
     if base is not None and not (base / "config.json").is_file():
         raise InvalidValue(
             f"{base} is not the folder of a language model: it has no config.json. Make it with `unheard base`."
+        )
+    if corpus.is_file():
+        raise InvalidValue(
+            f"--corpus {corpus} is a file. Make a token store from it with `unheard prepare {corpus} --user-field COLUMN "
+            "--text-field COLUMN --out corpora/NAME`, and name the store."
         )
     words = corpus / "vocabulary.txt"
     vocabulary_size = len(Vocabulary.load(words)) if words.exists() else PAPER_VOCABULARY
