@@ -238,6 +238,17 @@ def test_a_store_that_training_will_refuse_is_warned_of(run):
     assert "no user is held out" not in enough.stderr
 
 
+@pytest.mark.parametrize(("broken", "is_warned"), [(3, True), (1, False)])
+def test_many_rows_that_are_not_utf_8_are_warned_of_with_a_remedy(run, tmp_path, broken, is_warned):
+    words = ["caf\xe9"] * broken + ["a cat"] * (100 - broken)
+    lines = ["author,body", *(f"a{i},{word}" for i, word in enumerate(words))]
+    (tmp_path / "x.csv").write_bytes("\n".join(lines).encode("latin-1"))
+    result = run("prepare", "x.csv", *FIELDS, "--out", "store")
+    assert f"{broken} rows that are not valid" in said(result)
+    notice = "Notice: 3 % of the rows are not valid and are left out. If the input is not UTF-8, convert it"
+    assert (notice in said(result)) is is_warned
+
+
 def test_the_users_own_text_is_not_taken_for_a_public_corpus(run):
     result = run(
         "prepare", "posts.jsonl", *FIELDS, "--vocab", "from-corpus", "--vocab-corpus", "posts.jsonl", "--out", "store"

@@ -339,6 +339,12 @@ def _advice(prepared: "PreparedStore", unknown: str) -> list[str]:
     from unheard.corpus.vocabulary import advice_on_unknown_words
 
     users, sentences = prepared.counts["users"], []
+    rows = prepared.counts["rows"]
+    if (malformed := rows.get("malformed", 0)) > MANY_MALFORMED * rows["rows"]:
+        sentences.append(
+            f"{100 * malformed / rows['rows']:.0f} % of the rows are not valid and are left out. If the input is not UTF-8, "
+            "convert it (for example `iconv -f WINDOWS-1252 -t UTF-8`); in CSV, put quotes around texts with commas."
+        )
     if unknown_rate(users) > MANY_UNKNOWN:
         sentences.append(
             f"{100 * unknown_rate(users):.0f} {unknown}: they become <UNK>, which no model can turn back into text. "
@@ -356,6 +362,9 @@ def _advice(prepared: "PreparedStore", unknown: str) -> list[str]:
         )
     return sentences
 
+
+MANY_MALFORMED = 0.01
+"""The share of malformed rows above which `prepare` says what to check."""
 
 BASE_EXAMPLES = """Examples:
 
