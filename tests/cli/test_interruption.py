@@ -152,7 +152,24 @@ def test_an_error_that_follows_a_signal_is_not_printed_beside_the_line(tmp_path)
 
 def test_a_signal_while_the_storage_is_imported_is_a_line_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "unheard.storage", types.ModuleType("unheard.storage"))
-    processes._delete_staged_folders()
+    processes.delete_staged_folders()
+
+
+def test_a_command_that_fails_deletes_its_folders_under_temporary_names(tmp_path):
+    (tmp_path / "unheard").write_text(
+        "from pathlib import Path\n"
+        "from unheard import storage\n"
+        "from unheard.cli import main\n"
+        "def fails():\n"
+        "    (storage.new_folder_beside(Path('out/result')) / 'half').write_text('x')\n"
+        "    raise OSError(28, 'No space left on device', 'half')\n"
+        "main.run_app(fails)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(unheard.__file__).parents[1])}
+    command = [sys.executable, tmp_path / "unheard"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr.split(":")[:2]) == (2, ["unheard", " No space left on device"])
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_folders_under_temporary_names_are_deleted(tmp_path):

@@ -40,7 +40,7 @@ from unheard.cli import (
     tune,
 )
 from unheard.cli.options import LogFile, TrustCode
-from unheard.cli.processes import ignore_signals, wait_if_stopping
+from unheard.cli.processes import delete_staged_folders, ignore_signals, wait_if_stopping
 from unheard.config import LARGEST_NUMBER
 from unheard.errors import InvalidValue, NoiseWarning, UnheardError
 
@@ -308,6 +308,7 @@ def run_app(app: typer.Typer) -> None:
         finally:
             wait_if_stopping()
             ignore_signals()
+            delete_staged_folders()  # a full disk, for example, leaves the hidden folder of a run that does not exist yet
     except UnheardError as error:
         _exit_with(str(error))
     except OSError as error:

@@ -190,7 +190,7 @@ def _wait(reader: socket.socket, writer: socket.socket) -> None:
     reader.recv(1)
     if not _ends_at_once.is_set():
         return
-    _delete_staged_folders()
+    delete_staged_folders()
     show_cursor = "\r\x1b[?25h\x1b[K" if sys.stderr.isatty() else ""  # progress bars hide the cursor
     os.write(2, f"{show_cursor}unheard: {stop_message()}\n".encode())
     for child in multiprocessing.active_children():
@@ -198,7 +198,7 @@ def _wait(reader: socket.socket, writer: socket.socket) -> None:
     os._exit(EXIT_STATUS)
 
 
-def _delete_staged_folders() -> None:
+def delete_staged_folders() -> None:
     """Delete the unfinished folders of `storage.staged_folder`, if the module `storage` was imported."""
     # While `storage` is still being imported it has no such function yet, and no folder can exist.
     if delete := getattr(sys.modules.get("unheard.storage"), "delete_staged", None):
