@@ -478,4 +478,7 @@ def _advice_on_failure(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunFolderError(f"Cannot write {path}: {error.strerror}. What was there before is unchanged.") from None
+        raise RunFolderError(
+            f"Cannot write {path}: {error.strerror}. What was there before is unchanged. Free some space or correct the "
+            "permissions, and try again."
+        ) from None
