@@ -515,7 +515,8 @@ def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
     # ledgers is detected.
     if known is not None and known != stated and not charged_run.has_repeats:
         raise CheckFailed(f"{population.path} records another declaration of this run than the run's own ledger.")
-    yield f"all charges of this run are in the store's ledger too, among those of {len(population.runs)} runs"
+    others = "" if len(population.runs) == 1 else f", among those of {len(population.runs)} runs"
+    yield f"all charges of this run are in the store's ledger too{others}"
 
 
 def _store(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
