@@ -14,7 +14,7 @@ from tests.stores import uncharged_copy
 from unheard.cli.main import app, main
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.transform import shrink_vocabulary
-from unheard.errors import InvalidValue, RunFolderExists
+from unheard.errors import InvalidValue, PrivacyError, RunFolderExists
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
@@ -120,6 +120,12 @@ def test_tuning_on_the_runs_own_users_says_that_they_have_no_guarantee(run_file,
     assert "--corpus PROXY" in done.output
     assert len(PopulationLedger.read(tmp_path / "private" / "ledger.jsonl").runs) == 4
     assert "over all runs they have no guarantee" in (tmp_path / "t" / "chosen.toml").read_text()
+
+
+def test_tuning_on_the_private_users_is_refused_without_a_terminal_and_names_the_ways_out(run_file, tmp_path):
+    with pytest.raises(PrivacyError, match=r"baseline without noise.*--corpus STORE --population N.*--select.*--yes"):
+        CliRunner().invoke(app, ["tune", str(run_file), "--out", str(tmp_path / "t"), *QUICK], catch_exceptions=False)
+    assert not (tmp_path / "t").exists()
 
 
 def test_a_population_too_small_gets_its_table_its_price_and_then_the_reason(run_file, tmp_path, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from unheard.cli.display import confirm_no_noise, console, echo, if_interrupted,
 from unheard.cli.options import AsJson, EngineOptions, RunFile, SetKeys, StopAfter, Yes, number, option
 from unheard.cli.processes import let_unwind, runs_stop_message, set_stop_message, signals_as_ctrl_c
 from unheard.cli.train import parse_vary, read_run
-from unheard.errors import InvalidValue
+from unheard.errors import InvalidValue, PrivacyError
 from unheard.formatting import accountant_title, small
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ def _sweep(run: "Run", choice: "EngineChoice", options: SweepOptions, out: Path,
 
     Raises:
         InvalidValue: No private run can be planned from the results; the message says why.
+        PrivacyError: The baseline without noise was not allowed, and there is no terminal to ask on.
     """
     from unheard.training.initialise import pinned
     from unheard.tuning.output import check_can_be_private, conclude
@@ -167,7 +168,14 @@ def _sweep(run: "Run", choice: "EngineChoice", options: SweepOptions, out: Path,
     tried = trial_run(run, options.corpus, options.population)
     check_can_be_private(run, grid, z)
     # The baseline of the sweep is trained without noise on the users of the store that the sweep uses.
-    confirm_no_noise([trial.run for trial in baseline_trials(tried, grid, out)], options.yes)
+    try:
+        confirm_no_noise([trial.run for trial in baseline_trials(tried, grid, out)], options.yes)
+    except PrivacyError:
+        raise PrivacyError(
+            "Tuning begins with a baseline without noise. Its first round makes epsilon infinite, permanently and over all "
+            f"runs, for the users of {tried.corpus}. Tune on public text (--corpus STORE --population N) or with --select; "
+            "or, if this text is public or its users agreed, add --yes."
+        ) from None
     if options.rounds is not None:
         tried = replace(tried, training=replace(tried.training, rounds=options.rounds))
     result = _train_stages(tried, grid, allowance, out, choice, options.stop_after)
