@@ -286,6 +286,33 @@ def test_every_entry_of_a_statement_is_compared(folder, monkeypatch):
             [*verification._statement(read)]
 
 
+def changed_once(value):
+    """Yield the value with one number, word, key or item changed, left out or added, at any depth."""
+    if isinstance(value, dict):
+        yield {**value, "one more": 1}
+        for key, item in value.items():
+            yield {name: other for name, other in value.items() if name != key}
+            yield from ({**value, key: changed} for changed in changed_once(item))
+    elif isinstance(value, list):
+        yield [*value, 1]
+        for i, item in enumerate(value):
+            yield value[:i] + value[i + 1 :]
+            yield from ([*value[:i], changed, *value[i + 1 :]] for changed in changed_once(item))
+    else:
+        yield None if value is not None else 0
+        yield value * 1.001 + 1e-9 if type(value) in (int, float) else f"{value}."
+
+
+def test_one_change_anywhere_in_a_statement_is_noticed(folder):
+    saved = json.loads((folder / "statement.json").read_text())
+    assert verification._agree(saved, saved)
+    changes = list(changed_once(saved))
+    assert len(changes) > 200
+    for changed in changes:
+        assert not verification._agree(changed, saved)
+        assert not verification._agree(saved, changed)
+
+
 def test_other_words_or_metrics_of_no_round_do_not_fit(folder):
     words = (folder / "vocabulary.txt").read_text()
     (folder / "vocabulary.txt").write_text(words.replace("w7\n", "seven\n"))

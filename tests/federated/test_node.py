@@ -112,15 +112,16 @@ def test_a_node_refuses_what_it_did_not_agree_to(run, devices, tmp_path):
     assert "does not know" in Node(devices[0], {}).answer(Packet("dance", {})).fields["reason"]
 
 
-def test_of_an_unexpected_error_only_its_type_is_sent(run, devices, monkeypatch):
+@pytest.mark.parametrize("kind", [ValueError, IndexError, KeyError, TypeError, RuntimeError, OSError, AssertionError])
+def test_of_an_unexpected_error_only_its_type_is_sent(run, devices, monkeypatch, kind):
     def fail(*_):
-        raise ValueError("my secret text")
+        raise kind("my secret text")
 
     monkeypatch.setattr(Node, "_act", fail)
     answer = Node(devices[0], {}).answer(Packet("update", {"session": "s"}))
     assert answer.kind == "refused"
     assert "secret" not in json.dumps(dict(answer.fields))
-    assert "ValueError" in answer.fields["reason"]
+    assert kind.__name__ in answer.fields["reason"]
 
 
 def test_a_node_with_another_vocabulary_is_not_registered(run, devices, tmp_path):

@@ -135,6 +135,24 @@ def test_float64_decides_nothing_within_its_error():
             assert drawn.rounded(1.0).tolist() == [expected]
 
 
+@pytest.mark.parametrize(("offset", "expected"), [(-1, 1), (1, 0)])
+def test_further_digits_of_a_normal_are_its_own_and_none_is_drawn_twice(offset, expected):
+    """Normals that shared digits would not be independent, and digits that repeat would not be those of a uniform P."""
+    with mpmath.workprec(400):
+        boundary = int(mpmath.floor(mpmath.erfc(mpmath.mpf(0.5) / mpmath.sqrt(2)) / 2 * 2**192))
+    second, third = boundary >> 64 & (2**64 - 1), (boundary & (2**64 - 1)) + offset
+    asked: list[int] = []
+
+    def further(index: int) -> Bits:
+        asked.append(index)
+        return Bits(second, third)
+
+    words = np.full(4, 2 * (boundary >> 128), np.uint64)
+    drawn = exact_normal.ExactNormals(words, np.full(4, 0.5), SimpleNamespace(further=further))  # pyright: ignore
+    assert drawn.rounded(1.0).tolist() == [expected] * 4
+    assert asked == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan, 2.0**43])
 def test_a_scale_outside_the_range_is_refused(scale):
     with pytest.raises(ValueError, match="scale"):

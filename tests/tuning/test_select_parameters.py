@@ -37,6 +37,21 @@ def test_the_largest_noise_that_costs_less_than_allowed_is_chosen():
     assert choose_noise(BASELINE, NOISED, 0.52, SURE).result.noise_std == 0.012
 
 
+@pytest.mark.parametrize("choose", [choose_norm, choose_noise])
+def test_a_loss_of_exactly_what_is_allowed_is_too_much_and_one_bit_less_is_not(choose):
+    best, worse = result("baseline", math.inf, 0.0, 0.5), result("noise", 1, 1.0, 0.25)
+    assert choose(best, [worse], math.nextafter(25.0, 26), SURE).loss == 25.0
+    with pytest.raises(InvalidValue, match="Nothing is chosen"):
+        choose(best, [worse], 25.0, SURE)
+
+
+def test_a_difference_as_large_as_the_margin_is_not_chance():
+    margin = Margin(points=0.5, of_seeds=True)
+    for sign in (-1, 1):
+        assert not margin.hides(sign * 0.5)
+        assert margin.hides(sign * math.nextafter(0.5, 0))
+
+
 def test_where_everything_costs_too_much_nothing_is_chosen_and_the_least_is_named():
     with pytest.raises(InvalidValue, match=r"the least: 0\.10, S=10,sigma=0\.003.*--noise-stds.*--allow-loss"):
         choose_noise(BASELINE, NOISED, 0.05, SURE)

@@ -1,5 +1,6 @@
 """A rank that is late, gone or in trouble is named, and nothing hangs; what was charged stays charged."""
 
+import builtins
 import os
 import signal
 import time
@@ -23,6 +24,14 @@ QUICK = EngineChoice(device="cpu", rank_timeout=1.0)
 @pytest.fixture
 def longer(run):
     return replace(run, training=unheard.Training(rounds=50, checkpoint_every=1000))
+
+
+def every_other_error() -> list[type[Exception]]:
+    """The exceptions of Python itself that are no errors of the machine, and that are made of one text."""
+    kinds = {kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, Exception)}
+    others = (OSError, MemoryError, RuntimeError, BaseExceptionGroup, UnicodeDecodeError, UnicodeEncodeError)
+    others += (UnicodeTranslateError, Warning)
+    return sorted((kind for kind in kinds if not issubclass(kind, others)), key=lambda kind: kind.__name__)
 
 
 def at_round(monkeypatch, number: int, rank: int, what) -> None:
@@ -102,6 +111,19 @@ def test_a_bug_on_a_rank_is_reported_by_its_type_without_numbers(longer, tmp_pat
     with pytest.raises(LeaderFailed, match=r"RankError: Rank 1 of 2: IndexError") as told:
         on_ranks(2, trained(longer, tmp_path / "r", EngineChoice(device="cpu", rank_timeout=20)))
     assert "123456" not in str(told.value)
+
+
+@pytest.mark.parametrize("kind", every_other_error())
+def test_of_an_error_that_is_neither_ours_nor_the_machines_a_rank_sends_its_type_alone(kind):
+    """The words of such an error may quote what a user wrote."""
+    words = worker._message_for_leader(kind("secret"))
+    assert "secret" not in words
+    assert words.startswith(kind.__name__)
+
+
+def test_of_an_error_of_ours_or_of_the_machine_a_rank_sends_the_words():
+    for error in (CorpusError("its disk is gone."), OSError("its disk is gone."), MemoryError("its disk is gone.")):
+        assert "its disk is gone." in worker._message_for_leader(error)
 
 
 def test_a_device_that_a_rank_does_not_have_is_refused_by_name(longer, tmp_path, monkeypatch):
