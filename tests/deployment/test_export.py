@@ -85,6 +85,37 @@ def test_agreement_counts_first_choices_and_suggestions_in_common():
     assert one.furthest == 9.0
 
 
+SCORES = np.array([[0.0, 8.0, 0.0, 5.0, 4.0, 3.0]])
+
+
+@pytest.mark.parametrize(
+    ("change", "is_equal"),
+    [
+        ([0, 0, 0, 0, 0, 0], True),
+        ([0, 0, 0, 0, 0, 0.25], True),
+        ([0, 0, 0, 0, 0, 0.375], False),  # one score is too far away, although every word keeps its place
+        ([0, -0.375, 0, 0, 0, 0], False),
+        ([0.375] * 6, False),
+        ([0, -4, 0, 0, 0, 0], False),  # another word is the best
+        ([0, 0, np.nan, 0, 0, 0], False),
+    ],
+)
+def test_a_graph_agrees_if_its_first_words_and_all_of_its_scores_do(change, is_equal):
+    one = Agreement()
+    one.add(SCORES, SCORES, 0.25)
+    one.add(SCORES, SCORES + change, 0.25)
+    assert one.is_equal is is_equal
+
+
+@pytest.mark.parametrize(("apart", "is_equal"), [(0.25, True), (0.375, False)])
+def test_two_first_words_are_the_same_only_if_their_scores_are_as_near_as_is_allowed(apart, is_equal):
+    """The graph has another best word, although no score differs by more than is allowed."""
+    scores, one = SCORES - [0, 0, 0, apart - 3, 0, 0], Agreement()
+    one.add(scores, scores - [0, 0.25, 0, -0.25, 0, 0], 0.25)
+    assert one.too_far == 0
+    assert one.is_equal is is_equal
+
+
 def test_int8_rounds_each_weight_by_at_most_half_a_unit_of_its_column():
     matrix = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32) * [1, 10, 0.1, 0]
     whole, scale = in_int8(matrix.astype(np.float32))
