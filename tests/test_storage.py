@@ -100,6 +100,35 @@ def test_a_new_file_is_whole_where_there_are_no_hard_links(tmp_path, monkeypatch
     assert (tmp_path / "file").read_bytes() == b"first"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="other systems have no permissions of this kind")
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_for_its_owner_alone_is_never_readable_by_others(tmp_path, monkeypatch, links):
+    """Also while it is written, on a file system without hard links, and for a user whose umask hides nothing."""
+    modes, fsync = [], os.fsync
+
+    def spy(descriptor):
+        modes.extend(path.stat().st_mode for path in tmp_path.iterdir())
+        fsync(descriptor)
+
+    def refuse(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(storage.os, "fsync", spy)
+    if not links:
+        monkeypatch.setattr(storage.os, "link", refuse)
+    before = os.umask(0)
+    try:
+        storage.create_file(tmp_path / "created", b"secret")
+        storage.replace_file(tmp_path / "replaced", b"secret", owner_only=True)
+        with storage.locked(tmp_path / ".lock"), storage.staged_folder(tmp_path / "folder") as folder:
+            (folder / "file").touch()
+    finally:
+        os.umask(before)
+    modes += [path.stat().st_mode for path in tmp_path.iterdir()]
+    assert len(modes) > 8
+    assert not [oct(mode) for mode in modes if mode & 0o077]
+
+
 HOLD = """
 import pathlib, sys
 from unheard import storage

@@ -2,20 +2,23 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import safetensors
 import safetensors.torch
+import tomli_w
 import torch
 
 import unheard
 from unheard.engines.choice import EngineChoice
 from unheard.errors import BudgetExceeded, CheckpointCorrupt, UnheardError
+from unheard.mechanism.plan import KINDS
 from unheard.privacy.budget import EARLIER_RUN, Budget, RunningEpsilon
 from unheard.privacy.events import to_record
 from unheard.privacy.ledger import Ledger
+from unheard.report.tables import _settings
 from unheard.run_folder import RunFolder, configuration_hash
 from unheard.training import loop
 from unheard.training.checkpoint import (
@@ -28,7 +31,7 @@ from unheard.training.checkpoint import (
 )
 from unheard.training.initialise import _inherited, ledger_header
 from unheard.training.round import AdamServer, State
-from unheard.training.run import read_saved_run, run_hash, run_toml, tables_from_run
+from unheard.training.run import MODELS, SERVERS, Corpus, Privacy, read_saved_run, run_hash, run_toml, tables_from_run
 
 MAY_CHANGE = {
     *("training.rounds", "training.checkpoint_every", "training.keep_checkpoints"),
@@ -97,6 +100,34 @@ def test_each_setting_of_a_run_file_changes_its_hash_except_those_that_may_chang
     assert {"privacy.delta", "privacy.budget_epsilon", "privacy.budget_accountant", "schedule.1.noise_std"} <= seen
     fewer = {**tables, "schedule": tables["schedule"][:1]}
     assert configuration_hash(fewer) != own
+
+
+NO_PLACES = {
+    *("privacy.budget_accountant", "engine.kind", "engine.device", "engine.precision", "clip.norms"),
+    *("model.module", "model.arguments", "model.lora_layers", "model.base_sha256", "model.weights_sha256"),
+}
+"""The texts of a run file that name no file or folder."""
+
+
+def texts_of_a_run_file() -> list[str]:
+    """Every setting of any table and kind whose value may be a text."""
+    tables = {"corpus": [Corpus], "privacy": [Privacy], "training": [unheard.Training], "engine": [EngineChoice]}
+    tables |= {name: list(kinds.values()) for name, kinds in {**KINDS, "model": MODELS, "server": SERVERS}.items()}
+    settings = [
+        (f"{name}.{field.name}", str(field.type)) for name in tables for part in tables[name] for field in fields(part)
+    ]
+    return sorted({key for key, kind in settings if "str" in kind or "Path" in kind})
+
+
+@pytest.mark.parametrize("key", sorted(set(texts_of_a_run_file()) - NO_PLACES))
+def test_a_setting_that_may_name_a_place_is_not_published(tmp_path, key):
+    """Trackers, cards and hub folders show the public settings, and a page shows the last part of a path."""
+    table, name = key.split(".")
+    tables = {table: {name: "/private-place/last"}}
+    folder = RunFolder(tmp_path)
+    folder.run_file.write_text(tomli_w.dumps(tables))
+    assert folder.public_settings() == {}
+    assert _settings(tables) == {key: "last"}
 
 
 def test_a_run_file_says_everything_about_a_run_to_the_last_bit(full, tmp_path):
