@@ -238,6 +238,24 @@ def test_a_part_takes_the_values_of_its_range_and_no_others(part, others, name, 
         assert len(str(refusal.value)) > 15
 
 
+@pytest.mark.parametrize("population", [60, 1_000, 763_430])
+@pytest.mark.parametrize("where", ["run", "estimate"])
+def test_a_declared_delta_is_above_0_and_below_one_over_the_users_to_the_last_bit(run, population, where):
+    """At delta = 1/users the guarantee would allow the release of one user's text in full."""
+
+    def declare(delta: float) -> object:
+        if where == "run":
+            return replace(run, plan=replace(run.plan, population=population), delta=delta)
+        return CostEstimate(population=population, users_per_round=6, noise_multiplier=1.0, rounds=3, delta=delta)
+
+    limit = 1 / population
+    for delta in (math.nextafter(limit, 0), limit / 2, 5e-324):
+        declare(delta)
+    for delta in (limit, math.nextafter(limit, 1), 1.0, 0.0, -limit, math.nan, math.inf):
+        with pytest.raises(InvalidValue, match="delta"):
+            declare(delta)
+
+
 @pytest.mark.parametrize(
     ("part", "given"),
     [
