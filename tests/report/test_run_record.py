@@ -12,10 +12,18 @@ from tests.report.builders import ROUNDS, made_up_record
 from unheard.errors import InvalidValue, LedgerError, RunFolderError
 from unheard.formatting import smoothed
 from unheard.privacy.accountants import epsilons
+from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.events import Gaussian, NonPrivate, PoissonGaussian
 from unheard.privacy.population_ledger import PopulationLedger, vocabulary_run
 from unheard.report.comparison import Comparison
-from unheard.report.run_record import _check, accuracy_points, epsilon_points, final_accuracy, latest, read_runs
+from unheard.report.run_record import (
+    _check,
+    accuracy_points,
+    epsilon_points,
+    final_accuracy,
+    latest,
+    read_runs,
+)
 from unheard.run_folder import RunFolder
 
 
@@ -63,6 +71,17 @@ def test_epsilon_by_round_ends_where_the_accountant_says():
     assert [points[0]["round"], points[-1]["round"]] == [1, 450]
     assert points[-1]["epsilon"] == pytest.approx(epsilons([(event, 450)], 1e-9)["rdp"])
     assert all(a["epsilon"] < b["epsilon"] for a, b in itertools.pairwise(points))
+
+
+@pytest.mark.parametrize("charges", [1, 2, 3, 199, 200, 201, 202, 399, 401, 997])
+def test_an_epsilon_curve_of_any_length_ends_with_everything_that_was_charged(charges):
+    events = [PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)] * (charges - 1)
+    events += [PoissonGaussian(sampling_prob=0.5, noise_multiplier=0.7)]
+    points = epsilon_points(made_up_record("a", [], events=events))
+    assert [points[0]["round"], points[-1]["round"]] == [1, charges]
+    assert len(points) <= 201
+    for point in (points[0], points[-1]):
+        assert point["epsilon"] == RunningEpsilon(1e-9, events=events[: point["round"]]).epsilon
 
 
 def test_rounds_done_again_cost_again():

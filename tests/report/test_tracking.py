@@ -84,6 +84,13 @@ class FakeRun(SimpleNamespace):
         self.logged.append("finished")
 
 
+NOTHING_OF_THE_MACHINE = {
+    **dict.fromkeys(("disable_code", "disable_git", "disable_job_creation", "x_disable_meta", "x_disable_stats"), True),
+    "console": "off", "save_code": False, "host": "unheard",
+}
+"""What Weights & Biases would record by itself: code, output, host, hardware, and the load of the machine over time."""
+
+
 def test_weights_and_biases_gets_everything_in_one_piece_and_no_system_metrics(folder, monkeypatch):
     begun = []
 
@@ -105,8 +112,7 @@ def test_weights_and_biases_gets_everything_in_one_piece_and_no_system_metrics(f
     assert first.logged[-1] == "finished"
     assert second.logged == ["finished"]
     assert begun[0]["id"] == begun[1]["id"]
-    assert begun[0]["settings"]["x_disable_stats"]
-    assert begun[0]["settings"]["disable_git"]
+    assert all(options["settings"] == NOTHING_OF_THE_MACHINE for options in begun)
     assert "corpus.path" not in begun[0]["config"]
     assert first.summary["claim"].startswith("(")
 
