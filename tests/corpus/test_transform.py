@@ -150,6 +150,22 @@ def test_corpus_narrow_writes_a_smaller_store(tmp_path):
     assert len(TokenStore.open(tmp_path / "small").vocabulary) == 10
 
 
+def test_a_part_holds_the_words_the_choices_and_its_text_and_nothing_else_of_the_whole(tmp_path):
+    """Counts, the carriers of canaries, ledgers and whatever else lies in the folder are for the owner of the whole."""
+    users = [np.array([0, 3, 4, 1])] * 6
+    whole = write_store(tmp_path / "whole", train=users, held_out=users[:2], vocabulary=Vocabulary.of("abc"), shards=2)
+    for name in ("counts.json", "canaries.json", "ledger.jsonl", "users.csv", "notes.txt", "train/notes.txt"):
+        (whole.path / name).write_text("private")
+    part = split_store(whole, tmp_path / "part", part=2, of=2)
+    shard = f"{part.shards - 1:05d}"
+    assert {path.relative_to(part.path).as_posix() for path in part.path.rglob("*") if path.is_file()} == {
+        *("corpus.json", "layout.json", "vocabulary.txt", "digests.json", "part.json"),
+        *(f"{split}/{i:05d}.offsets" for split in ("train", "held_out") for i in range(2)),
+        *(f"held_out/{i:05d}.tokens" for i in range(2)),
+        f"train/{shard}.tokens",
+    }
+
+
 def test_a_whole_store_and_a_part_lack_no_file_but_what_a_part_has_elsewhere(tmp_path):
     """A part may lack the text of training users of other parts, and nothing else."""
     users = [np.array([0, 3, 4, 1])] * 6

@@ -163,12 +163,14 @@ def test_a_personal_model_is_never_written_into_a_run_folder(run_folder, tmp_pat
         check_output_folder(tmp_path / "link" / "mine")
 
 
-def test_a_personal_model_is_never_written_into_an_export_or_a_corpus(store, tmp_path):
-    with pytest.raises(InvalidValue, match="that may be shared"):
-        check_output_folder(store.path / "mine")
-    (tmp_path / "export.json").write_text("{}")
-    with pytest.raises(InvalidValue, match=r"export\.json"):
-        check_output_folder(tmp_path / "mine")
+@pytest.mark.parametrize("name", ["ledger.jsonl", "model.safetensors", "checkpoints", "export.json", "corpus.json"])
+@pytest.mark.parametrize("inside", [".", "mine", "a/b/c/mine"])
+def test_a_personal_model_is_never_written_into_a_folder_with_any_file_of_a_run_an_export_or_a_corpus(
+    tmp_path, name, inside
+):
+    (tmp_path / name).mkdir() if name == "checkpoints" else (tmp_path / name).touch()
+    with pytest.raises(InvalidValue, match=f"a folder that may be shared, because it holds {name}"):
+        check_output_folder(tmp_path / inside)
 
 
 def test_a_personal_model_may_lie_beside_a_run_file(tmp_path):

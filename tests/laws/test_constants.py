@@ -4,12 +4,18 @@ import pytest
 
 from unheard.audit.one_run import REFUTATION_LEVELS
 from unheard.audit.verification import EPSILON_SLACK
+from unheard.corpus.transform import COPIED_FILES
+from unheard.deployment.personalize import SHARED
+from unheard.federated.node import MODEL_FILES, OWN_MODELS, TRUST
 from unheard.mechanism.aggregation import GRID_BITS, LARGEST_COHORT, LARGEST_UNNOISED_UNITS, QUOTIENT_GRID_BITS
 from unheard.mechanism.exact_normal import MAX_SCALE
 from unheard.mechanism.noise import LARGEST_MULTIPLIER, SMALLEST_SHARE
 from unheard.privacy.accountants import ERROR_PER_ROUND, FILTER_ORDERS, RDP_ORDERS, RDP_ROUNDING
 from unheard.privacy.matrix_factorization import ROUNDED_UP
+from unheard.privacy.run_ledger import REPEATED_FACTS
 from unheard.randomness import KEY_BYTES
+from unheard.report.tracking import NAMES
+from unheard.run_folder import LOCAL_KEYS
 from unheard.updates.user_update import ONE
 
 
@@ -48,3 +54,19 @@ def test_accounting_is_rounded_up_by_more_than_its_errors():
 def test_a_sound_audit_is_refuted_as_seldom_as_it_is_said_and_verify_allows_no_visible_difference():
     assert sum(REFUTATION_LEVELS.values()) < 0.07
     assert EPSILON_SLACK <= 1e-4
+
+
+def test_lists_that_decide_what_is_kept_back_have_these_members_and_no_others():
+    """Tests that ask a list for its own members would not notice that one of them is gone."""
+    assert {*LOCAL_KEYS} == {
+        *("corpus.path", "privacy.ledger", "engine.corpus_part", "model.path", "training.init_from")
+    }
+    assert {*SHARED} == {"ledger.jsonl", "model.safetensors", "checkpoints", "export.json", "corpus.json"}
+    assert {*COPIED_FILES} == {"corpus.json", "layout.json", "vocabulary.txt"}
+    assert {*REPEATED_FACTS} == {"population", "delta", "randomness", "drop_duplicates", "declared"}
+    assert {*NAMES} == {
+        *("accuracy_top1", "accuracy_top3", "accuracy_top5", "accuracy_top1_words", "loss", "perplexity", "epsilon")
+    }
+    assert TRUST == ("central", "secure", "distributed")  # from the most trust in the server to the least
+    assert {*OWN_MODELS} == {"tied_lstm", "tied_gru"}
+    assert {*MODEL_FILES} == {"run.toml", "ledger.jsonl", "model.safetensors", "vocabulary.txt", "tokens.json"}

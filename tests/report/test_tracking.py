@@ -86,7 +86,9 @@ class FakeRun(SimpleNamespace):
 
 NOTHING_OF_THE_MACHINE = {
     **dict.fromkeys(("disable_code", "disable_git", "disable_job_creation", "x_disable_meta", "x_disable_stats"), True),
-    "console": "off", "save_code": False, "host": "unheard",
+    "console": "off",
+    "save_code": False,
+    "host": "unheard",
 }
 """What Weights & Biases would record by itself: code, output, host, hardware, and the load of the machine over time."""
 

@@ -210,7 +210,7 @@ class _WaitingUser(NamedTuple):
     rest: list[str]
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class _ShardOutput:
     """Collects the users of one shard, encodes many of them together, and writes them to the shard's files.
 

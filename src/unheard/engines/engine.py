@@ -63,7 +63,7 @@ class Drawn:
     Ranks that each sum a part of one cohort must use the same seed, so the leader draws it and sends it to them.
     """
 
-    seed: int
+    seed: int = field(repr=False)
 
     def integers(self, high: int) -> int:
         """Return the seed. Has the signature of `numpy.random.Generator.integers`; `high` has no effect."""

@@ -58,7 +58,7 @@ STEPS_KEPT = 2
 """The number of compiled steps that are kept. Runs that are trained together may have plans of two shapes."""
 
 
-@dataclass
+@dataclass(repr=False)
 class _Batch:
     """The windows of one local batch, flattened to L tokens.
 
@@ -125,7 +125,7 @@ class _Work:
         return list(self.cut())
 
 
-@dataclass
+@dataclass(repr=False)
 class _HostStream:
     """One stream in host memory, as one array of 32-bit numbers, so that a single copy transfers it to the device.
 

@@ -76,7 +76,7 @@ FIT_TOKENS = 2_000_000
 """The number of tokens to count words in, at most. More tokens would take longer and hardly change the measures."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Scores:
     """How well a model predicts held-out text, with one row for each target (each next word).
 

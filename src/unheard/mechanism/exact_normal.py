@@ -56,8 +56,8 @@ class ExactNormals:
         part: The part of a stream that the words were drawn from. Further digits are drawn from it too.
     """
 
-    words: np.ndarray
-    value: np.ndarray
+    words: np.ndarray = field(repr=False)
+    value: np.ndarray = field(repr=False)
     part: StreamPart = field(repr=False)
 
     def __len__(self) -> int:

@@ -75,7 +75,7 @@ class StreamSize:
         return self.tokens // self.block
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stream:
     """The tokens of one local step of many users.
 

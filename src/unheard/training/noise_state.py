@@ -26,7 +26,7 @@ import hashlib
 import json
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ class KeyRecord:
     """
 
     index: int
-    key: bytes
+    key: bytes = field(repr=False)
     charges: int
 
 

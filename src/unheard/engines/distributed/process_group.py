@@ -123,7 +123,7 @@ class Reply:
         return cls(numbers.numpy(), int(head[1]) / 1e9, error)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PendingSend:
     """A message that is being sent. It keeps the tensors alive until torch has sent them."""
 
