@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import unheard
+from unheard import randomness
 from unheard.audit import one_run
 from unheard.audit.lower_bound import Guesses, ParametricBound
 from unheard.audit.one_run import BackgroundUsers, OneRunResult, audit_one_run
@@ -212,6 +213,26 @@ def test_an_audit_among_users_is_charged_in_the_ledger_that_the_run_names(run, s
     assert result.record()["run"] == "an id"  # so that it is shown beside no other run's claim
     event = run.plan.at(0, run.model.layout).event()
     assert PopulationLedger.read(tmp_path / "ledger.jsonl").events == [event, event]
+
+
+def test_two_audits_share_no_random_number(run, store, tmp_path, monkeypatch):
+    """Cohorts and noise of an audit among users are as secret as those of a run, and its coins are tossed anew."""
+    keys, generator = [], randomness._generator
+
+    def spy(key: bytes) -> np.random.Generator:
+        keys[-1].append(key)
+        return generator(key)
+
+    monkeypatch.setattr(randomness, "_generator", spy)
+    own = replace(run, ledger=tmp_path / "ledger.jsonl")
+    parts = {"params_P": run.model.initial(0), "vocabulary": store.vocabulary, "tokenizer": WordTokenizer()}
+    engine = EngineChoice(kind="reference").build(run.model)
+    for _ in range(2):
+        keys.append([])
+        audit_run(Released(run=own, **parts), store.path, engine, name="r", canaries=4, rounds=2, with_users=True)
+    first, second = ({*drawn} - {bytes(16)} for drawn in keys)  # a part of a stream replaces the key of zeros
+    assert len(first) == len(second) >= 7  # coins; canaries, users and noise of each round
+    assert not first & second
 
 
 def test_an_audit_among_the_users_of_a_part_of_a_store_is_refused_before_it_is_charged(run, store, tmp_path):

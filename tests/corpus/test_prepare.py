@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import logging
 import uuid
 from dataclasses import replace
 from types import SimpleNamespace
@@ -148,6 +149,20 @@ def test_tokenizers_and_vocabularies_can_be_named_or_given(tmp_path):
     assert unheard.prepare(POSTS, tmp_path / "given", **COLUMNS, vocabulary=given, held_out=0).vocabulary.words[3:] == (
         "a",
     )
+
+
+def test_the_log_of_a_prepare_does_not_tell_how_many_users_posts_or_words_there_were(tmp_path, caplog):
+    """Log files may be shared; the exact counts are for the owner alone."""
+    told = []
+    caplog.set_level(logging.DEBUG)
+    for users in (3, 7):
+        rows = [{"who": f"u{i}", "what": "hello world " * (i + users), "when": i} for i in range(users)]
+        caplog.clear()
+        (tmp_path / f"{users}").mkdir()
+        store = prepared(tmp_path / f"{users}", rows)
+        told.append([record.getMessage().replace(str(store.path), "") for record in caplog.records])
+    assert told[0]
+    assert told[0] == told[1]
 
 
 def test_users_can_be_excluded(tmp_path):

@@ -366,6 +366,16 @@ def test_nothing_typed_is_printed_or_written(server, capfd, tmp_path, monkeypatc
     assert not any(secret in str(value) for value in vars(server).values())
 
 
+def test_no_request_error_or_timeout_is_logged(capfd):
+    """A line for each request, or for each pause, would show when somebody typed."""
+    handler = object.__new__(module.KeyboardHandler)
+    handler.client_address, handler.requestline = ("127.0.0.1", 1), "POST /suggest"
+    handler.log_request(200, 10)
+    handler.log_error("Request timed out: %r", TimeoutError())
+    handler.log_message("%s", "how are")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_port_in_use_is_a_refusal_with_advice(server, two_models):
     with pytest.raises(InvalidValue, match="choose another --port"):
         KeyboardServer([Suggester(two_models[0])], server.server_port)

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import unheard
+from unheard.corpus.store import write_store
+from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import InvalidValue
 from unheard.evaluation.next_word import evaluate, predict
@@ -119,3 +121,18 @@ def test_suggestions_leave_out_unk_and_bos(model):
     words = predict(model, params_P, Vocabulary.of(["a", "b", "c"]), ["a", "unheard-of"], top=9)
     assert [w for w, _ in words] == ["a", "b", "<EOS>", "c"]
     assert words[0][1] > words[1][1] > words[2][1] > words[3][1] > 0
+
+
+def test_an_evaluation_follows_the_text_of_held_out_users_and_no_others(run, store, tmp_path):
+    """The figures have no noise, so a training user must not take part in them."""
+    texts = [[np.array([BOS, *words, EOS])] * 3 for words in ((A, B, A, B), (C, C, C, A))]
+    parts = {"params_P": run.model.initial(0), "vocabulary": store.vocabulary, "tokenizer": WordTokenizer()}
+
+    def figures(train: int, held_out: int) -> dict[str, float]:
+        path = tmp_path / f"{train}{held_out}"
+        write_store(path, train=texts[train], held_out=texts[held_out], vocabulary=store.vocabulary)
+        return unheard.evaluate(unheard.Released(run=run, **parts), corpus=path)
+
+    first = figures(0, 0)
+    assert figures(1, 0) == first
+    assert figures(0, 1)["loss"] != first["loss"]

@@ -266,6 +266,26 @@ def test_a_devices_own_limits_are_those_of_its_configuration():
     assert (usual.max_contributions, usual.trust, usual.any_model) == (None, "central", False)
 
 
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_a_limit_of_any_number_of_rounds_is_a_limit_and_0_is_the_strictest(tmp_path, limit):
+    given = {"folder": str(tmp_path), "max-rounds": limit}
+    data = flower._data_on_device(SimpleNamespace(node_config=given))  # pyright: ignore[reportArgumentType]
+    assert data.folder is not None
+    for _ in range(limit):
+        data.folder.record_contribution(data.max_contributions)
+    with pytest.raises(NodeError, match=f"has contributed {limit} times, which is its limit"):
+        data.folder.record_contribution(data.max_contributions)
+
+
+@pytest.mark.parametrize("said", ["false", "no", "", 0, 1, "true", None])
+def test_only_the_word_true_lets_a_server_name_any_model(said):
+    """A quoted "false" is a text, and no text is an agreement."""
+    for value, allowed in ((said, False), (True, True), (False, False)):
+        given = {"folder": "/x", "any-model": value}
+        data = flower._data_on_device(SimpleNamespace(node_config=given))  # pyright: ignore[reportArgumentType]
+        assert data.any_model is allowed
+
+
 def test_the_server_waits_for_enough_nodes_and_sends_no_model_that_is_not_released(run, tmp_path):
     network = SimpleNamespace(nodes=lambda: [1, 2])
     flower.wait_for_nodes(network, 2, 0.0)  # pyright: ignore[reportArgumentType]

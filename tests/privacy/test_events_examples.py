@@ -11,7 +11,14 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
-from unheard.privacy.accountants import best_epsilon, delta_at, epsilon, epsilons, replace_one_epsilon
+from unheard.privacy.accountants import (
+    FILTER_ORDERS,
+    best_epsilon,
+    delta_at,
+    epsilon,
+    epsilons,
+    replace_one_epsilon,
+)
 from unheard.privacy.budget import Budget, RunningEpsilon
 from unheard.privacy.events import (
     ExampleGaussian,
@@ -223,3 +230,16 @@ def test_the_running_epsilon_of_examples_counts_what_else_was_charged(other):
     running = RunningEpsilon(1e-5, events=[other, ROUND, ROUND])
     assert running.epsilon == epsilon([other, (ROUND, 2)], 1e-5, "pld") > epsilon([(ROUND, 2)], 1e-5, "pld")
     assert RunningEpsilon(1e-5, events=[ROUND, ROUND]).epsilon_after(other) == running.epsilon
+
+
+def test_a_budget_over_all_runs_has_no_room_for_a_round_that_only_pld_bounds():
+    """No proof covers a filter that is kept by pld, so such a round costs everything there."""
+    few = PoissonGaussian(sampling_prob=0.01, noise_multiplier=4.0)
+    running = RunningEpsilon(1e-5, events=[few], orders=FILTER_ORDERS)
+    assert math.isfinite(running.epsilon)
+    assert running.epsilon_after(ROUND) == math.inf
+    budget = Budget(epsilon=100.0, delta=1e-5, orders=FILTER_ORDERS)
+    with pytest.raises(BudgetExceeded):
+        budget.check(running, ROUND, 1)
+    running.charge(ROUND)
+    assert (running.epsilon, running.accountant) == (math.inf, "rdp")

@@ -1,6 +1,8 @@
 """What cannot be trained or continued is refused before anything is charged or created."""
 
 import math
+import re
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -177,3 +179,26 @@ def test_a_model_with_other_rows_than_the_store_has_words_is_refused(run, store,
         with pytest.raises(ModelError, match=r"50|words|vocabulary"):
             unheard.train(replace(run, model=model), tmp_path / "r")
         assert not (tmp_path / "r").exists()
+
+
+def test_a_ledger_names_the_commit_of_the_code_and_says_if_the_code_was_changed(tmp_path, monkeypatch):
+    def git(*words: str) -> None:
+        settings = ("-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(tmp_path), *settings, *words], check=True, capture_output=True)
+
+    file = tmp_path / "initialise.py"
+    file.write_text("first")
+    monkeypatch.setattr(initialise, "__file__", str(file))
+    assert initialise.source_commit.__wrapped__() == {}  # no repository
+    git("init")
+    (tmp_path / "other").touch()
+    git("add", "other")
+    git("commit", "-m", "another project, in whose folder the code is installed")
+    assert initialise.source_commit.__wrapped__() == {}
+    git("add", "initialise.py")
+    git("commit", "-m", "first")
+    git("tag", "v1")
+    (name,) = initialise.source_commit.__wrapped__().values()
+    assert re.fullmatch("[0-9a-f]{40}", name)
+    file.write_text("changed")
+    assert initialise.source_commit.__wrapped__() == {"commit": f"{name}-dirty"}

@@ -221,7 +221,7 @@ def _data_on_device(context: Context) -> NodeData:
         folder=folder,
         max_contributions=None if limit is None else int(limit),
         trust=str(config.get("trust", "central")),
-        any_model=bool(config.get("any-model", False)),
+        any_model=config.get("any-model", False) is True,  # a quoted "false" is not False
     )
 
 
