@@ -327,7 +327,10 @@ def test_no_output_takes_the_saved_statement_at_its_word(chain, tmp_path, monkey
     folder.statement.write_text(json.dumps(forged))
     monkeypatch.setattr("unheard.deployment.export.TEXTS", 1)  # compared with the model, of some hundreds
     write_hub_folder(folder.path, tmp_path / "hub")
-    stated = [json.loads((tmp_path / "hub" / "statement.json").read_text()), open_model(folder.path).statement]
+    monkeypatch.setattr("unheard.deployment.hub._device_files", lambda *_: {})  # as for a model that has no export
+    write_hub_folder(folder.path, tmp_path / "plain")
+    stated = [json.loads((tmp_path / name / "statement.json").read_text()) for name in ("hub", "plain")]
+    stated += [open_model(folder.path).statement]
     stated += [export(folder.path, tmp_path / "exported").statement, open_model(tmp_path / "exported").statement]
     stated += [RunRecord.read(folder.path).statement]
     for content in stated:

@@ -149,6 +149,13 @@ def test_a_run_folder_without_its_ledger_is_an_error(base, reader):
 def test_measures_of_an_older_model_are_not_shown(base):
     invoke("evaluate", base / "r", "--full")
     assert RunRecord.read(base / "r").measures is not None
+    file = base / "r" / "measures.json"
+    content = json.loads(file.read_text())
+    for changed in ({"format": 0}, {"format": 2}, {"model_sha256": "0" * 64}):  # another version, or another model
+        file.write_text(json.dumps(content | changed))
+        assert RunRecord.read(base / "r").measures is None
+    file.write_text(json.dumps(content))
+    assert RunRecord.read(base / "r").measures is not None
     list(unheard.resume(base / "r", rounds=7))
     assert RunRecord.read(base / "r").measures is None
 

@@ -7,7 +7,15 @@ import pytest
 from tests.report.builders import made_up_record
 from unheard.errors import InvalidValue
 from unheard.privacy.accountants import best_epsilon
-from unheard.privacy.events import NonPrivate, PoissonGaussian
+from unheard.privacy.events import (
+    CorrelatedGaussian,
+    ExampleGaussian,
+    FailureProbability,
+    Gaussian,
+    NonPrivate,
+    PoissonGaussian,
+    Selection,
+)
 from unheard.report.comparison import hypothetical_epsilon
 
 
@@ -55,3 +63,25 @@ def test_a_fixed_noise_on_the_count_of_the_clipped_does_not_grow_with_the_users(
     )  # sigma_b: a twentieth
     assert by_users is not None
     assert by_users.epsilon < result.epsilon
+
+
+ROUND = PoissonGaussian(sampling_prob=0.1, noise_multiplier=0.7)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Gaussian(noise_multiplier=5.0),
+        FailureProbability(delta=1e-7),
+        NonPrivate(reason="no noise is added"),
+        Selection(sampling_prob=0.1, noise_multiplier=0.7, rounds=3, mean_trials=2.0, drawn_from="geometric"),
+        ExampleGaussian(sampling_prob=0.1, examples_per_user=2, noise_multiplier=0.7),
+        CorrelatedGaussian(sampling_prob=0.1, noise_multiplier=0.7, block=2, index=0),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_one_charge_of_another_kind_leaves_no_hypothetical_epsilon(other):
+    """It is known how a round costs with more users, and of nothing else; a figure without the charge would be too small."""
+    for events in ([other], [ROUND, other], [other, ROUND], [ROUND] * 3 + [other]):
+        assert hypothetical_epsilon(made_up_record("a", [], events=events), 1_000_000) is None
+    assert hypothetical_epsilon(made_up_record("a", [], events=[ROUND]), 1_000_000) is not None

@@ -76,6 +76,39 @@ def test_a_remote_mlflow_server_is_not_contacted_before_the_end(folder, monkeypa
     assert trackers.failures == {"mlflow"}  # the client of this test can do nothing: the run goes on
 
 
+def test_mlflow_is_told_when_a_run_began_and_no_other_time(folder, monkeypatch):
+    """How long a round took depends on how much text its users have: a round counts as one millisecond."""
+    asked, logged, ended = [], [], []
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda name: None,
+        create_experiment=lambda name: "1",
+        create_run=lambda number, **named: SimpleNamespace(info=SimpleNamespace(run_id="r")),
+        log_batch=lambda run, metrics=(), params=(): logged.extend(metrics),
+        set_tag=lambda *_: None,
+        set_terminated=lambda run, end_time: ended.append(end_time),
+    )
+    made = {
+        "mlflow": SimpleNamespace(get_tracking_uri=lambda: "sqlite:///x.db"),
+        "mlflow.entities": SimpleNamespace(Metric=lambda *given: given, Param=lambda *given: given),
+        "mlflow.tracking": SimpleNamespace(MlflowClient=lambda address: client),
+    }
+    for name, module in made.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def clock() -> int:
+        asked.append(len(asked))
+        return 7_000_000_000 * len(asked)
+
+    monkeypatch.setattr(tracking.time, "time_ns", clock)
+    trackers = Tracking(path=folder.path, kinds=("mlflow",))
+    trackers.update()
+    trackers.finish()
+    assert trackers.failures == set()
+    assert asked == [0]
+    assert sorted({(time, step) for _, _, time, step in logged}) == [(7_000 + step, step) for step in STEPS]
+    assert ended == [7_000 + ROUNDS]
+
+
 class FakeRun(SimpleNamespace):
     def log(self, figures, step):
         self.logged.append((step, figures))
