@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -199,7 +199,8 @@ class EncodeShard:
         return dict(output.counts)
 
 
-class _WaitingUser(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class _WaitingUser:
     """A user whose text is not encoded yet.
 
     The first `num_texts` texts of the user are in `_ShardOutput.texts`; `rest` holds the texts after them.
