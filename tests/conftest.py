@@ -1,4 +1,4 @@
-"""What many tests share: a small store whose text can be learned, a small model, a plan."""
+"""Fixtures for all tests: a small store whose text a model can learn, a small model, a plan and a run."""
 
 import os
 import signal
@@ -15,17 +15,20 @@ from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 from unheard.engines.vectorised import VectorisedEngine
 
 torch.set_num_threads(1)
-# A job in the background of a shell ignores Ctrl-C, and under `nohup` SIGHUP; commands that tests start would inherit it.
+# Background jobs of a shell ignore SIGINT, and jobs under `nohup` ignore SIGHUP. Commands that tests start would inherit this.
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
-# No test here is about time; in CI the same examples every time, elsewhere new ones.
+# Hypothesis has no deadline, because no test is about time. In CI it draws the same examples every time.
 settings.register_profile("house", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("house")
 
 
 def fsync_without_waiting(descriptor: int) -> None:
-    """Check the descriptor as `os.fsync` does. No test cuts the power, and tests that check when it is called replace it."""
+    """Check the descriptor as `os.fsync` does, without waiting for the disk.
+
+    No test simulates a loss of power. Tests that check the calls of `os.fsync` replace this function.
+    """
     os.fstat(descriptor)
 
 
@@ -37,13 +40,13 @@ ROWS = WORDS + 3
 
 
 class ManyAtOnce(VectorisedEngine):
-    """`vectorised` as on a GPU, many users in one array: on a CPU they go one at a time."""
+    """The engine `vectorised` with many users in one array, as on a GPU. On a CPU it computes one user at a time."""
 
     ALONE_ON = ()
 
 
 def counting_user(rng: np.random.Generator, num_tokens: int) -> np.ndarray:
-    """Somebody who counts through the words, slips now and then, and stops after about ten."""
+    """Return a user's token ids: each word has the next id in 80 % of cases, else a random one; a post has about 10 words."""
     tokens, word = [BOS], int(rng.integers(WORDS))
     while len(tokens) < num_tokens:
         if rng.random() < 0.1:

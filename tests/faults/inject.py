@@ -1,7 +1,7 @@
-"""Fault injection: a child process that is killed, or whose disk is full, at the n-th step that touches a file or a user.
+"""Fault injection: kill a child process, or make its disk full, at the n-th step that writes a file or is part of a round.
 
-The child is a fork, because importing torch takes seconds and there are a hundred steps to fail at. In the child, the few
-functions that every write and every round go through are replaced; the parent is not affected.
+The child is a fork, because importing torch takes seconds and there are about a hundred steps. In the child, the few
+functions that all writes and all rounds call are replaced. The parent is not affected.
 """
 
 import errno
@@ -90,7 +90,7 @@ def _stepping(function: Callable[..., Any], name: str, steps: Steps) -> Callable
 
 
 def in_a_child(work: Callable[[], Any]) -> int:
-    """Run `work` in a fork: 0 if it ended well, 3 if it raised, minus the signal's number if it was killed."""
+    """Run `work` in a fork. Return 0 if it succeeded, 3 if it raised, and minus the signal number if it was killed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         child = os.fork()
@@ -126,7 +126,7 @@ def output_of_a_child(work: Callable[[], str]) -> str:
 
 
 def every(names: list[str]) -> Iterator[tuple[int, bool]]:
-    """Each step once, and each write a second time, interrupted in the middle."""
+    """Yield each step once, and each write a second time with a fault in the middle of it."""
     for at, name in enumerate(names):
         yield at, False
         if name == "file: write":

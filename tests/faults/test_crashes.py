@@ -1,4 +1,4 @@
-"""A run survives kill -9 at every step and inside every write, full and read-only disks, and other processes."""
+"""A run survives kill -9 at every step and inside every write, full and read-only disks, and concurrent processes."""
 
 import json
 import os
@@ -30,7 +30,7 @@ TAKES_MANY = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory, store):
-    """Six users and a model of a few numbers: a run of a few milliseconds."""
+    """A run of a few milliseconds: six users and a model with few parameters."""
     corpus = write_store(
         tmp_path_factory.mktemp("crash") / "corpus",
         train=[store.train.tokens(k)[:12] for k in range(6)],
@@ -46,7 +46,7 @@ def small(tmp_path_factory, store):
             sampling=unheard.PoissonSampling(sampling_prob=0.5),
             update=unheard.FedAvg(batch_size=2, unroll=5, learning_rate=1.0),
             clip=unheard.FlatClip(norm=2.0),
-            noise=unheard.NoNoise(),  # what a round costs does not change how it is kept, and infinity is quick to state
+            noise=unheard.NoNoise(),  # the test does not depend on the cost, and an infinite epsilon is quick to compute
         ),
         training=unheard.Training(rounds=ROUNDS, checkpoint_every=1),
         evaluation=unheard.Evaluation(every=1, max_tokens=10, unroll=5),
@@ -55,7 +55,7 @@ def small(tmp_path_factory, store):
 
 @pytest.fixture
 def place(small, tmp_path):
-    """A folder with its own copy of the corpus, whose ledger is empty, and where the run will be created."""
+    """Create a folder for a run, with a copy of the corpus to which nothing is charged yet."""
     uncharged_copy(small.corpus, tmp_path / "corpus")
     return tmp_path
 
@@ -70,7 +70,7 @@ def go(run: unheard.Run, place: Path) -> None:
 
 
 def names_of_steps(run, tmp_path_factory) -> list[str]:
-    """The names of the steps of a run without a fault."""
+    """Return the names of the steps of a run without a fault."""
     place = tmp_path_factory.mktemp("dry")
     uncharged_copy(run.corpus, place / "corpus")
 
@@ -84,7 +84,7 @@ def names_of_steps(run, tmp_path_factory) -> list[str]:
 
 
 def never_under_counted(place: Path) -> None:
-    """Each round of every model in the folder is charged to the run, and before that to the population."""
+    """Check that each round of every model in the folder is charged to the run and to the population."""
     folder = RunFolder(place / "r")
     if not folder.path.exists():
         return
@@ -99,7 +99,7 @@ def never_under_counted(place: Path) -> None:
 
 
 def finishes(run: unheard.Run, place: Path, most: int) -> None:
-    """The same command again completes the run; nothing was lost, and no more rounds are charged than were started."""
+    """Check that the same command completes the run, without a lost charge or a charge for a round that did not start."""
     before = len(Ledger.read(place / "r" / "ledger.jsonl")) if (place / "r").exists() else 0
     go(run, place)
     ledger = Ledger.read(place / "r" / "ledger.jsonl")
@@ -153,7 +153,7 @@ def test_a_full_or_read_only_disk_at_any_write_is_one_clear_message_and_no_loss(
             install(steps)
             try:
                 go(small, place)
-            except (UnheardError, OSError) as error:  # what the command line prints and exits with status 2
+            except (UnheardError, OSError) as error:  # the command line prints this and exits with status 2
                 return f"refused: {error}"
             return "done" if len(steps.names) > at else "the run has fewer steps"
 

@@ -1,8 +1,8 @@
-"""Damaged files of a store or of a run folder: each command ends with one line, or says exactly what it said before.
+"""Damaged files of a store or of a run folder: each command ends with an error of one line, or its output is unchanged.
 
-The damages are drawn from a fixed seed. A command that does not read the damaged file gives its old output; no damage
-gives another figure, a traceback or a changed claim. The text of a store is compared with its digest by `verify` and
-`corpus show` only, so a damaged text may change an accuracy.
+The damages are drawn from a fixed seed. A command that does not read the damaged file gives the same output as before.
+No damage gives another figure, a traceback or a changed claim. One exception: only `verify` and `corpus show` compare the
+text of a store with its digest, so a damaged text may change an accuracy.
 """
 
 import random
@@ -59,7 +59,7 @@ def whole(tmp_path_factory, store) -> Path:
 
 
 def output_of(folder: Path, command: str) -> str | None:
-    """What a command prints; None if it ended with an error of one line."""
+    """Return the output of a command; None if it ended with an error of one line."""
     words = [str(folder / "run") if word == "RUN" else word for word in COMMANDS[command]]
     done = CliRunner().invoke(app, words)
     if isinstance(done.exception, UnheardError):  # `main` prints its message and exits with 1
@@ -83,7 +83,7 @@ def test_a_report_on_damaged_offsets_is_an_error_of_one_line(whole, tmp_path, co
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
-    """One change of a file: a flipped bit, a cut, zeros, a repetition, large numbers, or nothing left."""
+    """Return content with one random damage: a flipped bit, a cut, zeros, a repetition, large numbers, or empty."""
     kind, at = rng.randrange(6), rng.randrange(max(1, len(content)))
     if kind == 0:
         return content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :]
@@ -117,7 +117,7 @@ def test_a_damaged_file_changes_no_figure_and_gives_no_traceback(whole, tmp_path
             if command != "evaluate" or not file.endswith(".tokens"):
                 assert after is None or after == output, (command, path.read_bytes()[:200])
     path.write_bytes(content)
-    assert output_of(copy, "statement") == before["statement"]  # nothing was repaired into something else
+    assert output_of(copy, "statement") == before["statement"]  # no command changed another file
 
 
 def test_a_store_without_any_one_of_its_files_is_not_opened(store, tmp_path):
@@ -146,7 +146,7 @@ def test_a_store_without_the_features_of_its_users_is_not_opened(tmp_path):
 
 @pytest.mark.parametrize("change", [1, -1])
 def test_a_store_with_a_file_of_another_size_is_not_opened(tmp_path, change):
-    """Also where a reader would not notice: numpy leaves out what follows an array."""
+    """Also for files whose reader would not notice it: numpy ignores bytes after an array."""
     tokens = [np.array([0, 3, 4, 1], dtype=np.uint16)] * 3
     features = {"train": np.zeros((3, 2), dtype=np.float32)}
     made = write_store(

@@ -1,4 +1,4 @@
-"""A clip norm that follows the users: towards the true quantile from both sides, and charged as one release with the update."""
+"""Adaptive clipping: S converges to the true quantile of the norms, and update and count are charged as one release."""
 
 import math
 
@@ -56,7 +56,7 @@ def total(unclipped: int, clipped: int) -> CohortSum:
 
 
 def followed(clip: AdaptiveClip, norms: np.ndarray, rounds: int, seed: int, noise=None) -> list[float]:
-    """S round by round, for users whose updates have these norms, drawn and counted as the plan does."""
+    """Return S after each round, for users whose updates have these norms. The plan draws and counts the users."""
     whole, S, seen = plan(clip, noise), None, []
     for t in range(rounds):
         now = whole.at(t, LAYOUT, S)
@@ -75,14 +75,14 @@ def test_s_converges_to_the_true_quantile_from_above_and_from_below(quantile, be
     path = followed(clip, norms, 250, seed=2)
     reached = (norms <= np.median(path[-50:])).mean()
     assert reached == pytest.approx(quantile, abs=0.06)
-    assert (path[10] > path[0]) == (beginning < 1)  # the right way from the start
+    assert (path[10] > path[0]) == (beginning < 1)  # it moves in the right direction from the start
 
 
 def test_the_sign_is_right_for_one_step():
     clip, rng = AdaptiveClip(initial_norm=1.0, quantile=0.5, learning_rate=0.2), reproducible_generator(1)
     quiet = dict(expected_users=100.0, count_noise_std=0.0, rng=rng)
-    assert clip.next_norm(1.0, balance=100, **quiet) == pytest.approx(math.exp(-0.2 * 0.5))  # nobody clipped: S falls
-    assert clip.next_norm(1.0, balance=-100, **quiet) == pytest.approx(math.exp(0.2 * 0.5))  # everybody: S rises
+    assert clip.next_norm(1.0, balance=100, **quiet) == pytest.approx(math.exp(-0.2 * 0.5))  # none clipped: S falls
+    assert clip.next_norm(1.0, balance=-100, **quiet) == pytest.approx(math.exp(0.2 * 0.5))  # all clipped: S rises
     assert clip.next_norm(1.0, balance=0, **quiet) == pytest.approx(1.0)
 
 
@@ -127,7 +127,7 @@ def test_the_count_has_noise_of_two_sigma_b_in_half_users_divided_by_the_declare
     clip, m, sigma_b = AdaptiveClip(initial_norm=1.0, learning_rate=1.0), 50.0, 3.0
     rng = reproducible_generator(4)
     noisy = np.array([clip.next_norm(1.0, 7, m, sigma_b, rng) for _ in range(40_000)])
-    halves = (0.5 - np.log(noisy) - 0.5) * 2 * m  # back from S to the noisy balance
+    halves = (0.5 - np.log(noisy) - 0.5) * 2 * m  # compute the noisy balance from S
     assert np.abs(halves - np.rint(halves)).max() < 1e-6  # whole numbers
     assert halves.mean() == pytest.approx(7, abs=0.15)
     assert halves.std() == pytest.approx(2 * sigma_b, rel=0.02)

@@ -1,4 +1,4 @@
-"""Nothing is lost between ledger, statement and total: each event, of each kind, counts in every figure."""
+"""Each event of each kind counts in every figure of a statement and in the total over all runs."""
 
 import json
 import math
@@ -80,7 +80,7 @@ def test_one_more_event_of_any_kind_raises_the_running_epsilon_and_the_total_of_
     for run in ("first", "second", "third"):
         population.register(run, {"name": run, "delta": DELTA}, num_charged=0)
         population.charge(run, 0, BASE[0], 0)
-    for run in ("first", "second", "third"):  # whichever run it is charged to
+    for run in ("first", "second", "third"):  # charged to either run
         total = all_runs(population)
         population.charge(run, population.runs[run].num_charged, KINDS[kind], 0)
         assert float(all_runs(population)["claimed"]["epsilon"]) > float(total["claimed"]["epsilon"])
@@ -114,7 +114,7 @@ def test_a_budget_of_exactly_n_rounds_allows_n_and_one_bit_less_allows_one_less(
 
 @pytest.mark.parametrize("selected", [0, 2])
 def test_a_model_of_n_rounds_needs_the_charge_of_each_of_them(tmp_path, selected):
-    """Also of rounds that were added to a selected run, whose one charge covers its own rounds and no others."""
+    """Also for rounds that were added to a selected run: the one charge of the selection covers only its own rounds."""
     event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
     chosen = replace(KINDS["a selection"], rounds=selected or 1)
     for missing in range(selected, 4):
@@ -169,7 +169,7 @@ def test_a_ledger_of_another_run_with_as_many_charges_is_refused(tmp_path):
     check_ledger(own, [model])
     with pytest.raises(LedgerError, match="shortened or replaced"):
         check_ledger(other, [model])
-    for length in range(4):  # the first line too, before anything was charged
+    for length in range(4):  # also the first line, when nothing is charged yet
         assert own.contains(length, own.hash_at(length))
         assert not other.contains(length, own.hash_at(length))
         assert not any(own.contains(n, own.hash_at(length)) for n in (-1, *range(6)) if n != length)
@@ -178,7 +178,7 @@ def test_a_ledger_of_another_run_with_as_many_charges_is_refused(tmp_path):
 def test_a_checkpoint_knows_the_ledger_of_its_population_from_every_other(tmp_path):
     event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
     own, other = (open_population_ledger(tmp_path, "corpus", [], tmp_path / f"{n}.jsonl") for n in ("own", "other"))
-    for population in (own, other):  # the other one has been charged as much
+    for population in (own, other):  # the other ledger has the same number of charges
         population.register("r", {"name": "r"}, num_charged=0)
         population.charge("r", 0, event, 0)
     model = SavedPosition(source=Path("model"), round=1, length=1, head="", population_position=own.position)
@@ -253,7 +253,7 @@ def test_a_budget_over_all_runs_counts_what_was_charged_before_it_was_set(tmp_pa
 
 @pytest.mark.parametrize("declared", [3, 9])
 def test_the_total_of_one_run_and_a_vocabulary_is_that_of_both(tmp_path, declared):
-    """A run of three rounds, as long as it was declared or stopped early."""
+    """For a run of three rounds that is complete or was stopped early."""
     event = PoissonGaussian(sampling_prob=1.0, noise_multiplier=9.0)
     paid = [Gaussian(noise_multiplier=8.0), FailureProbability(delta=3e-4)]
     population = open_population_ledger(tmp_path, "corpus", [to_record(one) for one in paid])
@@ -280,7 +280,7 @@ def test_a_round_that_was_done_again_counts_in_the_total_wherever_it_stands(tmp_
 
 
 def test_every_charge_of_a_run_counts_also_of_a_copy_that_is_behind(tmp_path):
-    """Two copies of one run folder go on by themselves: each releases models, whatever the positions of its charges."""
+    """Two copies of one run folder are trained further. Each releases models, so all charges of both count."""
     event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
     population = open_population_ledger(tmp_path, "corpus", [])
     population.register("r", {"name": "r", "delta": DELTA}, num_charged=0)
@@ -335,7 +335,7 @@ def test_the_epsilon_against_the_server_counts_every_event_too():
     content = compute_statement({"delta": DELTA}, [*paid, own, own])
     seen = [*paid, Gaussian(noise_multiplier=6.0), Gaussian(noise_multiplier=6.0)]
     assert content["against_server"]["epsilon"] == best_epsilon(seen, DELTA).epsilon
-    for kind in ("a round", "a selection"):  # in which the server itself adds the noise
+    for kind in ("a round", "a selection"):  # here the server itself adds the noise
         assert compute_statement({"delta": DELTA}, [KINDS[kind], own])["against_server"]["epsilon"] == "infinity"
 
 
@@ -380,7 +380,7 @@ def test_the_total_is_stated_at_the_delta_of_the_budget(tmp_path, delta):
 
 
 def test_only_a_seeded_run_may_have_charges_of_several_folders(tmp_path):
-    """A run folder that was put back to an earlier state is an error, however often its rounds were charged."""
+    """A run folder that was restored to an earlier state is an error, even if its rounds were charged several times."""
     population = open_population_ledger(tmp_path, "corpus", [])
     for run in ("r", "reproducible-r"):
         population.register(run, {"name": run}, num_charged=0)
@@ -392,7 +392,7 @@ def test_only_a_seeded_run_may_have_charges_of_several_folders(tmp_path):
 
 
 def test_a_population_holds_as_many_entries_of_a_run_as_the_furthest_of_its_copies_had(tmp_path):
-    """Copies that are behind, or a charge that came late, do not make a folder that was put back look whole."""
+    """Charges of copies that are behind, or late charges, do not hide that a folder was restored to an earlier state."""
     population = open_population_ledger(tmp_path, "corpus", [])
     population.register("r", {"name": "r"}, num_charged=0)
     for position, held in ((0, 1), (1, 2), (2, 3), (0, 3), (3, 4), (1, 4)):
@@ -413,12 +413,12 @@ def test_a_seeded_run_that_was_never_repeated_cannot_be_put_back(tmp_path):
 
 
 def test_two_stores_with_one_ledger_pay_for_the_words_of_each(tmp_path):
-    """The names of their corpora may begin alike."""
+    """Also if the names of the corpora have a common prefix."""
     events = []
     for number, name in enumerate(("a" * 16, "a" * 15 + "b", "b" * 16)):
         (tmp_path / name).mkdir()
         events.append(Gaussian(noise_multiplier=5.0 + number))
-        for _ in range(2):  # and not again when a store is opened again
+        for _ in range(2):  # opening a store again charges nothing
             population = open_population_ledger(
                 tmp_path / name, name, [to_record(events[-1])], tmp_path / "ledger.jsonl"
             )

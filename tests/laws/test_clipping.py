@@ -1,4 +1,4 @@
-"""How far one user may move the model."""
+"""Flat and per-layer clips: the norm of a clipped update is at most the bound."""
 
 import math
 from fractions import Fraction
@@ -54,7 +54,7 @@ def test_the_bound_of_per_layer_clipping_is_the_root_of_the_sum_of_squares():
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3))
-@example([581.4345320113916] * 3)  # four roundings, all of them down
+@example([581.4345320113916] * 3)  # float64 rounds down in all four steps
 def test_the_bound_of_per_layer_clipping_is_never_below_the_exact_root(radii):
     clip = PerLayerClip(norms=dict(zip("abc", radii, strict=True)))
     assert Fraction(clip.l2_bound(LAYOUT)) ** 2 >= sum(Fraction(r) ** 2 for r in radii)

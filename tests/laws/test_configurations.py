@@ -1,4 +1,4 @@
-"""A run continues only with the settings that it began with, and with the state that it saved, to the last bit."""
+"""A run continues only with the settings that it began with and with the state that it saved, bit for bit."""
 
 import json
 import math
@@ -60,7 +60,7 @@ def full(run) -> unheard.Run:
 
 
 def flat(value, path=()):
-    """Every setting with its path."""
+    """Yield the path and the value of every setting."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     if items is None:
         yield path, value
@@ -70,7 +70,7 @@ def flat(value, path=()):
 
 
 def changed(tables, path, value):
-    """The tables with another value at one path."""
+    """Return a copy of the tables with another value at one path."""
     copy = json.loads(json.dumps(tables))
     table = copy
     for key in path[:-1]:
@@ -80,7 +80,7 @@ def changed(tables, path, value):
 
 
 def another(value):
-    """A value that differs as little as its type allows."""
+    """Return another value of the same type, with the smallest possible difference for numbers."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, float):
@@ -139,7 +139,7 @@ def test_a_run_file_says_everything_about_a_run_to_the_last_bit(full, tmp_path):
 
 
 def test_the_first_line_of_a_ledger_declares_the_run_as_it_is_configured(full, store):
-    """Whatever a claim rests on is there before the first round: numbers of each phase, budget, delta and streams."""
+    """The header has all facts on which a claim depends before the first round: numbers of each phase, budget, delta, streams."""
     first = State(round=0, params_P=full.model.initial(3))
     for seed in (None, 5):
         run = replace(full, training=replace(full.training, reproducible_seed=seed, rounds=11))
@@ -157,7 +157,7 @@ def test_the_first_line_of_a_ledger_declares_the_run_as_it_is_configured(full, s
         assert (facts["corpus"], facts["run_hash"]) == (store.name, run_hash(run))
         assert facts["start"]["sha256"] == parameters_digest(first.params_P)
         assert facts["randomness"]["mode"] == ("secure" if seed is None else "reproducible")
-        # Two runs with secret noise are two runs; a seeded one that is repeated releases the same models.
+        # Two runs with secret noise have different ids. A seeded run that is repeated releases the same models.
         assert (facts["run_id"] == again["run_id"]) == (seed is not None)
         assert facts["run_id"].startswith("reproducible-") == (seed is not None)
 
@@ -182,7 +182,7 @@ def test_what_weakens_a_run_is_in_the_first_line_of_all_runs_after_it(weakness):
     facts, is_named = WEAK[weakness]
     strong = {"randomness": {"mode": "secure"}, "drop_duplicates": False, "start": {"from": "seed 0"}}
     start = _inherited({**strong, **facts})
-    for _ in range(3):  # a run that began from it, one that began from that one, and so on
+    for _ in range(3):  # a run that began from it, a run that began from that run, and so on
         assert is_named(start)
         start = _inherited({**strong, "start": {"from": EARLIER_RUN, **start}})
     assert not any(named(_inherited(strong)) for _, named in WEAK.values() if named is not WEAK["start"][1])
@@ -190,7 +190,7 @@ def test_what_weakens_a_run_is_in_the_first_line_of_all_runs_after_it(weakness):
 
 
 def test_a_budget_is_asked_for_the_event_of_the_phase_that_comes_next(run, tmp_path):
-    """Rounds become dearer: the last one that fits by its own event is done, and the next one is not."""
+    """Later rounds cost more. Training stops before the first round whose own event exceeds the budget."""
     changes = (unheard.Change(from_round=1, noise_multiplier=0.45), unheard.Change(from_round=3, noise_multiplier=0.4))
     plan = replace(run.plan, schedule=changes)
     events = [plan.at(number, run.model.layout).event() for number in range(4)]
@@ -217,7 +217,7 @@ def test_a_budget_is_asked_for_the_event_of_the_phase_that_comes_next(run, tmp_p
 def test_the_clip_and_the_noise_of_a_round_are_those_of_the_s_that_the_round_before_has_reached(
     run, tmp_path, monkeypatch
 ):
-    """Also after a resume; and a model that differs a little from its checkpoint is not the one that was released."""
+    """Also after a resume. A model that differs slightly from its checkpoint is not accepted as the released one."""
     plans, states, real = [], [], loop.run_rounds
 
     def seen(rounds, engine):
@@ -247,7 +247,7 @@ def test_the_clip_and_the_noise_of_a_round_are_those_of_the_s_that_the_round_bef
 
 
 def saved(tmp_path, model, **values) -> tuple[RunFolder, State]:
-    """A run folder with one checkpoint, in which every number is odd."""
+    """Write a run folder with one checkpoint, whose numbers use all bits, and return the folder and the state."""
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
     params_P = torch.randn(model.layout.total, generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""The constants of the proofs satisfy what the proofs need of them."""
+"""Constants in the code satisfy the conditions that the proofs require."""
 
 import pytest
 
@@ -47,7 +47,8 @@ def test_accounting_is_rounded_up_by_more_than_its_errors():
     assert 1 + 1e-13 < ROUNDED_UP < 1 + 1e-9
     assert ERROR_PER_ROUND >= 2 * 1.1e-16
     assert (RDP_ROUNDING >= 1e-13).all()
-    assert FILTER_ORDERS == (1.2, 1.5, 2.0, 3.0, 4.5, 7.0, 11.0, 18.0, 30.0, 50.0)  # fixed: budgets declare them
+    # Ledgers contain these orders, so they must not change.
+    assert FILTER_ORDERS == (1.2, 1.5, 2.0, 3.0, 4.5, 7.0, 11.0, 18.0, 30.0, 50.0)
     assert set(FILTER_ORDERS) <= set(RDP_ORDERS.tolist())
 
 

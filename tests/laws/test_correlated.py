@@ -1,4 +1,4 @@
-"""Correlated noise: the recursion is C^-1, its covariance is C^-1 C^-T, it lies on the grid, and groups take turns."""
+"""Correlated noise: the recursion computes C^-1 z, its covariance is C^-1 C^-T, it is on the grid, and groups take turns."""
 
 import math
 
@@ -65,7 +65,7 @@ def noise_of(matrix: Factorisation, normals: np.ndarray) -> np.ndarray:
 @settings(max_examples=60)
 def test_the_recursion_is_the_inverse_of_the_dense_matrix(rounds, separation, strategy, seed):
     matrix = optimise(strategy, rounds=rounds, separation=separation, buffers=2)
-    more = rounds + 5 if strategy == "banded" else rounds  # banded noise may go on beyond T
+    more = rounds + 5 if strategy == "banded" else rounds  # banded noise may continue beyond T
     normals = np.random.default_rng(seed).normal(size=(more, 3))
     noise = noise_of(matrix, normals)
     assert dense(matrix, more) @ noise == pytest.approx(normals * matrix.sensitivity(), abs=1e-9)
@@ -86,7 +86,7 @@ def test_the_covariance_of_a_hundred_thousand_runs_is_that_of_the_inverse(matrix
 
 
 def released(noise: CorrelatedNoise, matrix: Factorisation, units_TP: np.ndarray, seed: int) -> np.ndarray:
-    """What T attempts release, in units of the grid, for averages that are whole numbers of units."""
+    """Return the releases of T attempts in units of the grid, for averages that are whole numbers of units."""
     history, rows = NoiseHistory(matrix, units_TP.shape[1], CPU), []
     for t, units_P in enumerate(units_TP):
         average = BoundedAverage(units_P=torch.from_numpy(units_P), unit=2.0**-20, sensitivity=1.0)
@@ -109,7 +109,7 @@ def test_what_is_released_is_a_function_of_c_x_plus_z(matrix):
 
 @pytest.mark.parametrize(("matrix", "z"), [(BANDED, 1.5), (BLT, 1.0)], ids=["banded", "blt"])
 def test_the_best_distinguisher_sees_a_user_as_the_event_says_and_no_better(matrix, z):
-    """Of one user's rounds 0, 3 and 6 the likelihood ratio is a Gaussian; its distance is 1 / z, per block or in all."""
+    """One user takes part in rounds 0, 3 and 6. The log-likelihood ratio is Gaussian with distance 1 / z, per block or in all."""
     runs = 40_000
     noise = CorrelatedNoise(noise_multiplier=z, strategy=matrix.strategy, rounds=8)
     user = np.zeros((8, 1), dtype=np.int64)
@@ -123,7 +123,7 @@ def test_the_best_distinguisher_sees_a_user_as_the_event_says_and_no_better(matr
     ]
     distance = (scores[0].mean() - scores[1].mean()) / scores[1].std()
     assert distance == pytest.approx(blocks / z, rel=0.02)
-    # Looking at the last release alone, or at the sum of all, which is the model, tells less.
+    # The last release alone, and the sum of all releases (the model), distinguish less well.
     for statistic in (np.eye(8)[-1], np.ones(8)):
         one, other = (
             statistic @ released(noise, matrix, np.repeat(units, runs, axis=1), 9)
@@ -177,7 +177,7 @@ def test_the_noise_of_an_attempt_is_given_once_and_in_its_turn():
     with pytest.raises(RuntimeError):
         first.take(5)
     with pytest.raises(RuntimeError, match="earlier attempt"):
-        second.take(5)  # made for attempt 0, which is over
+        second.take(5)  # created for attempt 0, which is complete
     with pytest.raises(TypeError, match="CorrelatedNormals"):
         CorrelatedNoise(noise_multiplier=1.0).add(
             BoundedAverage(units_P=torch.zeros(5, dtype=torch.int64), unit=1.0, sensitivity=1.0),
@@ -307,7 +307,7 @@ def test_values_out_of_range_are_refused():
 
 @pytest.mark.parametrize("strategy", ["banded", "blt"])
 def test_a_history_of_another_mechanism_or_model_is_not_continued(strategy):
-    """One row too few forgets a round of noise; one too many adds noise that was never drawn."""
+    """With a row too few the noise of a round would be lost; with a row too many, noise would be added that was never drawn."""
     matrix = optimise(strategy, rounds=12, separation=4, **({"bands": 4} if strategy == "banded" else {"buffers": 3}))
     rows = NoiseHistory(matrix, 5, CPU).rows
     NoiseHistory(matrix, 5, CPU, index=2, rows_RP=rows)

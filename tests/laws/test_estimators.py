@@ -1,4 +1,4 @@
-"""From a sum to an average: removing any one user moves it by no more than the sensitivity that it declares."""
+"""Estimators: removing any one user moves the average by at most the declared sensitivity."""
 
 import math
 from dataclasses import replace
@@ -64,7 +64,7 @@ def test_removing_any_one_user_moves_the_average_by_at_most_the_sensitivity(some
     average = plan.average(plan.contribution.of_users(torch.from_numpy(delta), weights))
     without = plan.average(plan.contribution.of_users(torch.from_numpy(delta[rest]), weights[rest]))
     assert average.sensitivity == without.sensitivity == plan.sensitivity
-    assert average.unit == without.unit  # the grid depends on nobody
+    assert average.unit == without.unit  # the grid does not depend on the users
     assert (average.average_P - without.average_P).norm().item() <= plan.sensitivity * (1 + 1e-12)
 
 
@@ -92,7 +92,7 @@ def test_one_user_moves_the_average_by_at_most_the_sensitivity_whatever_others_h
     one = plan.contribution.of_users(torch.from_numpy(delta[None]), plan.weights.units(np.array([num_tokens])))
     rest = replace(one, units_P=torch.from_numpy(others), weight=weight)
     both = replace(one, units_P=rest.units_P + one.units_P, weight=weight + one.weight)
-    moved = plan.average(both).units_P - plan.average(rest).units_P  # exact, however large the two are
+    moved = plan.average(both).units_P - plan.average(rest).units_P  # exact, also for large values
     assert (moved.double() * plan.average(rest).unit).norm().item() <= plan.sensitivity * (1 + 1e-12)
 
 

@@ -1,4 +1,4 @@
-"""The ledgers of a run, of its population and the files of the run agree: none of them lacks what another one holds."""
+"""The ledger of a run, the ledger of its population and the files of the run agree: no charge is missing in one of them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ FACTS = {
 
 
 def run_ledger(folder: Path, charges: int, **facts) -> Ledger:
-    """The ledger of a run on a store with a private vocabulary, after some rounds."""
+    """Return the ledger of a run on a store with a private vocabulary, after some rounds."""
     folder.mkdir()
     start = {"charges": len(VOCABULARY)}
     ledger = Ledger.create(folder / "ledger.jsonl", {"run_id": folder.name, "start": start, **facts})
@@ -57,7 +57,7 @@ def run_ledger(folder: Path, charges: int, **facts) -> Ledger:
 
 @pytest.mark.parametrize("known", range(4))
 def test_a_run_brings_every_charge_that_a_population_lacks(tmp_path, known):
-    """The population is new to the run, or it was put back to an earlier state and knows some of the charges."""
+    """The population's ledger is new, or it was restored to an earlier state and has some of the charges."""
     ledger = run_ledger(tmp_path / "r", 3)
     population = PopulationLedger.open(tmp_path / "ledger.jsonl", {})
     if known:
@@ -166,7 +166,7 @@ LATER = {
 @pytest.mark.parametrize("has_rounds", [False, True])
 def test_only_a_budget_that_was_never_changed_is_a_filter(tmp_path, later, has_rounds):
     population = PopulationLedger.open(tmp_path / "ledger.jsonl", {})
-    population.settle("vocabulary", VOCABULARY)  # before the budget: it counts in it
+    population.settle("vocabulary", VOCABULARY)  # charged before the budget was declared, and counted in it
     first = Budget(epsilon=9.0, delta=DELTA, orders=FILTER_ORDERS)
     population.set_budget(first)
     if has_rounds:
@@ -190,12 +190,12 @@ def test_only_a_budget_that_came_before_rounds_and_other_budgets_is_a_filter(tmp
     population.set_budget(budget)
     assert population.is_filter == (before in ("nothing", "a failure"))
     population.settle("other words", [FailureProbability(delta=1e-5)])
-    assert not population.is_filter  # what fails was not known when the budget was declared
+    assert not population.is_filter  # the failure probability was not known when the budget was declared
     assert not PopulationLedger.read(population.path).is_filter
 
 
 def test_a_part_of_a_store_has_no_ledger_of_its_own(tmp_path):
-    """What was charged there would be missing in the ledger of the whole store."""
+    """Charges in a ledger of the part would be missing in the ledger of the whole store."""
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "part.json").write_text("{}")
     with pytest.raises(LedgerError, match="part of a store"):
@@ -244,7 +244,7 @@ def test_a_statement_counts_the_rounds_of_every_kind(kind):
 
 def test_a_total_shows_the_epsilon_of_every_event_by_every_accountant(tmp_path):
     population = open_population_ledger(tmp_path, "corpus", [to_record(event) for event in VOCABULARY])
-    for run in ("a", "b"):  # equal events count each
+    for run in ("a", "b"):  # equal events are not merged
         population.register(run, {"name": run, "delta": DELTA}, num_charged=0)
         for position in range(2):
             population.charge(run, position, ROUND, position)
@@ -253,7 +253,7 @@ def test_a_total_shows_the_epsilon_of_every_event_by_every_accountant(tmp_path):
 
 @pytest.mark.parametrize("rounds", [3, 9, 12])
 def test_a_run_that_came_with_its_charges_has_the_total_of_one_that_was_charged_here(tmp_path, rounds):
-    """Also if it was stopped, or made longer than it was declared: charges from another ledger have no round number."""
+    """Also if the run was stopped, or was made longer than declared. Charges from another ledger have no round number."""
     ledger = run_ledger(tmp_path / "r", rounds, **FACTS)
     totals = []
     for way in ("charged here", "came"):
@@ -272,7 +272,8 @@ def test_a_run_that_came_with_its_charges_has_the_total_of_one_that_was_charged_
     assert totals[0]["attacker"] == totals[1]["attacker"]
     own = compute_statement(ledger.facts, ledger.entries)["claimed"]
     assert totals[0]["claimed"]["epsilon"] == own["epsilon"]
-    if rounds == 12:  # the cost at another delta: an attacker is bounded by what is claimed, not by the events
+    # With 12 rounds the claim is at another delta, so an attacker's rates follow from the claim and not from the events.
+    if rounds == 12:
         pair = figures_of_pair(own["epsilon"], DELTA)
         assert totals[0]["attacker"] == {**pair.record, "method": pair.method}
 
@@ -314,7 +315,7 @@ def test_the_claim_in_words_has_the_digits_of_the_claim():
 
 
 def test_ledgers_and_the_record_of_a_store_are_written_under_their_locks(tmp_path, monkeypatch):
-    """Another process that wants to write at the same time finds the lock taken."""
+    """Another process cannot take the lock while the file is written."""
     written = []
 
     def under_lock(write, lock):

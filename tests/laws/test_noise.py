@@ -1,4 +1,4 @@
-"""The noise has the right size and shape, is drawn for every coordinate and round, and lies on the grid."""
+"""The noise has the right standard deviation and distribution, is drawn for every coordinate and round, and is on the grid."""
 
 import math
 import random
@@ -35,7 +35,7 @@ LAYOUT = Layout((("a", (MANY // 2,)), ("b", (MANY // 2,))))
 
 
 def release(estimator, noise, S=15.0, attempt=0):
-    """What a round with an empty cohort releases: noise alone."""
+    """Return the release of a round with an empty cohort, which is only noise."""
     plan = Plan(
         population=1000, sampling=PoissonSampling(users_per_round=100), update=FedAvg(), clip=FlatClip(norm=S), noise=noise,
         estimator=estimator,
@@ -90,7 +90,7 @@ def test_what_is_released_lies_on_the_public_grid(estimator):
     _, average, released = release(estimator, GaussianNoise(noise_multiplier=1.0))
     units = released / average.unit
     assert np.abs(units - np.rint(units)).max() < 1e-3
-    assert len(np.unique(np.rint(units) % 16)) == 16  # and uses all of it, down to the last bit
+    assert len(np.unique(np.rint(units) % 16)) == 16  # the noise reaches the last bit of the grid
 
 
 def test_torch_manual_seed_does_not_move_the_noise():
@@ -124,14 +124,14 @@ def test_noise_comes_from_the_stream_that_it_is_given_and_from_nowhere_else():
 
 
 def test_noise_is_drawn_finely_enough_to_fill_the_grid_even_when_it_is_wide():
-    """At z = 1000 the noise spans 2^30 units: single precision would leave the last bits of most of them empty."""
+    """At z = 1000 the noise spans 2^30 units. In single precision the last bits of most draws would be zero."""
     _, average, released = release(FixedDenominator(), GaussianNoise(noise_multiplier=1000.0))
     last_bits = np.bincount((np.rint(released / average.unit).astype(np.int64) % 16), minlength=16)
     assert stats.chisquare(last_bits).pvalue > 1e-4
 
 
 def test_noise_is_rounded_to_the_nearest_unit_and_not_towards_zero():
-    """Only then is it a rounding of the continuous mechanism. With a deviation of 0.8 units, 47 % of draws round to 0."""
+    """Only rounding to nearest makes it post-processing. With a standard deviation of 0.8 units, 47 % of draws round to 0."""
     average = BoundedAverage(units_P=torch.zeros(MANY, dtype=torch.int64), unit=1.0, sensitivity=0.8)
     released = GaussianNoise(noise_multiplier=1.0).add(average, reproducible_generator(6)).average_P
     expected = 1 - 2 * stats.norm.sf(0.5 / 0.8)
@@ -154,7 +154,7 @@ def test_impossible_noise_is_refused(bad):
 
 @pytest.mark.parametrize("noise", [{"noise_multiplier": 1e13}, {"noise_std": 1e9}])
 def test_noise_too_wide_for_the_integers_is_refused_and_the_widest_allowed_still_fills_them(noise):
-    """Beyond int64 a cast gives one constant for every draw: no noise at all, at an epsilon of 0."""
+    """A cast beyond int64 gives the same constant for every draw: there would be no noise, with a claimed epsilon of 0."""
     average = BoundedAverage(units_P=torch.zeros(MANY, dtype=torch.int64), unit=2.0**-21, sensitivity=1.0)
     with pytest.raises(InvalidValue, match="at most"):
         GaussianNoise(**noise).add(average, reproducible_generator(1))
@@ -199,7 +199,7 @@ def test_normals_of_many_blocks_do_not_depend_on_the_threads_that_draw_them(monk
 
 
 def test_blocks_of_normals_share_no_noise(monkeypatch: pytest.MonkeyPatch):
-    """Also not with what the same generator draws afterwards."""
+    """Nor do they share numbers with what the same generator draws afterwards."""
     monkeypatch.setattr(noise_module, "NORMALS_PER_BLOCK", 1000)
     monkeypatch.setattr(noise_module, "EXACT_NORMALS_PER_BLOCK", 1000)
     rng = reproducible_generator(3)
@@ -210,7 +210,7 @@ def test_blocks_of_normals_share_no_noise(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_integer_noise_of_a_round_is_at_least_z_times_what_one_user_moves_as_real_numbers():
-    """One user moves the integers by S / g, whatever float64 makes of S / (q W), of the unit and of their products."""
+    """One user moves the integers by S / g, independently of the float64 rounding of S / (q W), the unit and their product."""
     rng, fixed = random.Random(1), FixedDenominator()
     for _ in range(20_000):
         S, weight, z = (math.exp(rng.uniform(*span)) for span in ((-5, 5), (-3, 9), (-3, 3)))

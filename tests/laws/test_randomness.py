@@ -1,4 +1,4 @@
-"""Who may draw: the generator is AES as published, keyed by the operating system, and never draws the same twice."""
+"""Random generators: AES as published, keyed by the operating system; no two draws share random numbers."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
@@ -68,7 +68,7 @@ def test_further_numbers_of_a_part_are_apart_from_its_own_and_from_each_other():
     key = bytes(range(100, 116))
     cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     for number, part in enumerate(split_stream(_generator(key), 3)):
-        part.generator()  # what was drawn before does not move them
+        part.generator()  # they do not depend on what was drawn before
         for index in (0, 1, 7, 2**31 - 1):
             first = (number << 63) + ((index + 1) << 31)
             expected = b"".join(cipher.update((first + i).to_bytes(16, "little")) for i in range(3))
@@ -186,7 +186,7 @@ def test_runs_with_shared_cohorts_share_the_keys_of_cohorts_and_batches_alone(mo
 
 
 def test_a_stream_is_not_new_after_any_number_of_draws_or_parts():
-    """Also where a draw ends with a block of the cipher, or parts move the lower half of the counter back to zero."""
+    """Also if a draw ends at the end of a cipher block, or parts reset the lower half of the counter to zero."""
     for drawn in range(1, 40):
         rng = reproducible_generator(1)
         rng.bit_generator.random_raw(drawn)

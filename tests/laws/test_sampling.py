@@ -1,4 +1,4 @@
-"""Who takes part: every user with probability q, independently, every round; and the event says the same q."""
+"""Sampling: each user is drawn independently with probability q in each round, and the event has the same q."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ ROUNDS, USERS, Q = 4000, 50, 0.1
 
 @pytest.fixture(scope="module")
 def took_part() -> np.ndarray:
-    """[ROUNDS, USERS] of 0 and 1."""
+    """Return an array of 0 and 1, shape [ROUNDS, USERS]: whether each user was drawn in each round."""
     sampling, seen = PoissonSampling(sampling_prob=Q), np.zeros((ROUNDS, USERS))
     for round in range(ROUNDS):
         seen[round, sampling.draw(USERS, 1000, reproducible_generator(3, round))] = 1
@@ -95,7 +95,7 @@ def test_impossible_sampling_is_refused(bad):
 
 
 class Asked:
-    """A generator that keeps what a binomial number is drawn with, and draws nobody."""
+    """A generator that records the parameters of the binomial draw and draws no user."""
 
     def binomial(self, n, p):
         self.n, self.p = n, p
@@ -128,7 +128,7 @@ SETS = [(3, 0.05), (3, 0.15), (3, 0.5), (2, 0.9)]
 @pytest.mark.parametrize(("users", "q"), SETS)
 @pytest.mark.parametrize("kind", ["poisson", "cyclic", "examples"])
 def test_every_set_of_users_has_the_probability_of_independent_draws(kind, users, q):
-    """A cohort that is cut at some size, or filled up to one, follows who was drawn: then no event is proved for it."""
+    """No event is proved for cohorts that are truncated or padded to some size, because their size depends on the draw."""
     population, draws = 1000, 20_000
     seen = np.zeros(2**users)
     for number in range(draws):

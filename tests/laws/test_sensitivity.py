@@ -1,4 +1,4 @@
-"""Removing any one user moves the bounded average by at most the declared sensitivity: any model, clip, weight, length, dtype."""
+"""Removing any one user moves the average by at most the declared sensitivity, for any layout, clip, weight, length and dtype."""
 
 import math
 
@@ -76,14 +76,14 @@ def test_removing_any_one_user_moves_the_average_by_at_most_the_declared_sensiti
         rest = [k for k in range(len(delta_UP)) if k != gone]
         without = plan.average(plan.contribution.of_users(delta_UP[rest], weights[rest]))
         assert whole.sensitivity == without.sensitivity == plan.sensitivity
-        assert whole.unit == without.unit  # the grid depends on nobody
+        assert whole.unit == without.unit  # the grid does not depend on the users
         moved = (whole.units_P - without.units_P).double().norm().item() * whole.unit
         assert moved <= plan.sensitivity * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_user_reaches_nearly_the_whole_bound_whatever_the_dtype(dtype):
-    """The law above is not true for want of movement: a loud user moves the average by the sensitivity itself."""
+    """The bound is tight: a user with a large update moves the average by nearly the whole sensitivity."""
     layout = Layout((("a", (30,)), ("b", (5, 4))))
     plan = Plan(
         population=10,

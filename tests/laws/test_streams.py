@@ -1,4 +1,4 @@
-"""Every stream is secret and fresh: laws for all purposes at once, and for what each of them is used for."""
+"""Every random stream is secret and new: tests over all purposes, and tests of how each stream is used."""
 
 import inspect
 import math
@@ -32,7 +32,7 @@ PURPOSES = [name for name in PURPOSES if not name.endswith("_key")]  # keys of c
 
 @pytest.fixture
 def keys(monkeypatch):
-    """The keys of all generators that are made, and the bytes that the operating system gave."""
+    """Record the key of every generator, and the bytes that the operating system returned."""
     used, given = [], []
     real_urandom, real_generator = randomness.os.urandom, randomness._generator
 
@@ -74,7 +74,7 @@ def test_no_two_streams_of_seeded_runs_share_a_key(keys):
             for attempt in (0, 1, 256, 65_536):
                 getattr(streams, purpose)(attempt)
     assert len(set(used)) == len(used) == len(runs) * len(PURPOSES) * 4
-    assert all(len({key[i] for key in used}) > 1 for i in range(16))  # every byte of the key follows from the seed
+    assert all(len({key[i] for key in used}) > 1 for i in range(16))  # every byte of the key depends on the seed
 
 
 def test_shared_cohorts_share_cohorts_and_batches_and_nothing_else(keys):
@@ -87,7 +87,7 @@ def test_shared_cohorts_share_cohorts_and_batches_and_nothing_else(keys):
 
 
 class Labelled:
-    """Streams that remember which generator was made for which purpose and attempt."""
+    """Streams that record the purpose and the attempt of each generator."""
 
     def __init__(self):
         self.made = []
@@ -105,7 +105,7 @@ class Labelled:
 
 
 def parts_of(kind):
-    """The parts of a plan whose rounds draw users, examples, or the users of a group whose turn it is."""
+    """Return the parts of a plan whose rounds draw users, examples, or users of one group (cyclic sampling)."""
     if kind == "users":
         return {"clip": unheard.AdaptiveClip(initial_norm=2.0, quantile=0.5, learning_rate=0.2)}
     if kind == "examples":
@@ -117,7 +117,7 @@ def parts_of(kind):
 
 @pytest.mark.parametrize("kind", ["users", "examples", "turns"])
 def test_each_draw_of_a_round_has_the_stream_of_its_purpose_and_attempt(run, store, monkeypatch, kind):
-    """Cohort, batches, noise and the count of an adaptive clip: four generators, one for each, also in a round done again."""
+    """Cohort, batches, noise and the count of an adaptive clip each have their own generator, also in a repeated round."""
     seen = {}
 
     def spy(cls, name, purpose, position):
@@ -172,7 +172,7 @@ def test_each_draw_of_a_round_has_the_stream_of_its_purpose_and_attempt(run, sto
 
 
 class Ones:
-    """A generator of ones, to see the scale of what is drawn exactly."""
+    """A generator whose normals are all 1, which shows the exact scale of the noise."""
 
     def __init__(self):
         self.asked = []
@@ -208,7 +208,7 @@ def test_the_number_of_trials_is_drawn_with_exactly_the_charged_mean():
 
 
 def test_the_number_of_trials_and_each_candidate_have_new_keys_of_the_system(keys, run, store, tmp_path, monkeypatch):
-    """A whole selection up to its first trial: one key for the number, and one for each trial's candidate."""
+    """Run a selection up to its first trial: one key for the number of trials, and one for the candidate of each trial."""
     used, given = keys
     drawn, chosen = [], []
 
@@ -264,7 +264,7 @@ def test_a_selection_is_charged_with_exactly_the_numbers_of_its_runs(run):
 
 @pytest.mark.parametrize("kind", ["reference", "vectorised", "stacked"])
 def test_batches_follow_the_stream_of_the_round_on_every_engine(run, store, kind):
-    """Windows that FedSGD draws: other ones with another stream, the same ones with the same."""
+    """FedSGD draws the same windows from the same stream, and other windows from another stream."""
     update = unheard.FedSGD(batch_size=1, unroll=5, learning_rate=1.0)
     plan = replace(run.plan, update=update).at(0, run.model.layout)
     engine, params_P = EngineChoice(kind=kind, device="cpu").build(run.model), run.model.initial(0)

@@ -1,7 +1,7 @@
-"""The normals' tails: right beyond eight deviations, where no sample would ever get by chance.
+"""The tail of numpy's normal generator is right beyond eight standard deviations, where no random sample reaches.
 
-numpy's ziggurat draws what lies beyond r = 3.65 by Marsaglia's exact method from two uniform numbers. Fed with uniforms of our
-choice, from the far end, it must give the normal distribution beyond 8, by its own acceptance rule.
+numpy's ziggurat algorithm draws values beyond r = 3.65 by Marsaglia's exact method, from two uniform numbers. The test
+supplies uniform numbers that lead beyond 8 and checks that the accepted values have the normal distribution there.
 """
 
 import math
@@ -15,11 +15,11 @@ from unheard.randomness import _generator, secure_generator
 
 R = 3.6541528853610088
 INTO_THE_TAIL = 0xFFFFFFFFFFFFFF00
-"""Layer 0 with the largest possible abscissa: the ziggurat's way into its tail."""
+"""A 64-bit word for layer 0 with the largest abscissa, for which the ziggurat algorithm draws from the tail."""
 
 
 def raw_of(uniform: float) -> int:
-    """The 64 bits that numpy turns into this double in [0, 1)."""
+    """Return the 64 bits that numpy converts to this double in [0, 1)."""
     return int(uniform * 2.0**53) << 11
 
 
@@ -29,7 +29,7 @@ def fed(*raws: int) -> np.random.Generator:
 
 
 def proposal(x: float) -> float:
-    """The uniform number from which the tail's method proposes x."""
+    """Return the uniform number for which Marsaglia's method proposes x."""
     return -math.expm1(-(x - R) * R)
 
 
@@ -40,7 +40,7 @@ def test_the_generator_can_reach_it(x):
 
 
 def test_beyond_eight_deviations_it_is_the_normal_distribution():
-    """Proposals beyond 8 alone, and acceptances at the rate that 8 has: what comes out is a normal given that it is beyond 8."""
+    """All proposals are beyond 8. The accepted values must have the normal distribution conditional on being beyond 8."""
     rng, low = np.random.default_rng(6), proposal(8.0)
     accept_low = -math.expm1(-((8.0 - R) ** 2) / 2)
     drawn: list[float] = []
@@ -56,7 +56,7 @@ def test_beyond_eight_deviations_it_is_the_normal_distribution():
 
 
 def test_ours_is_that_generator_and_its_first_tail_is_right_too():
-    """No wrapper of ours cuts or reshapes: the same method on our AES bits, where sampling still reaches."""
+    """The generator of Unheard is numpy's, on AES bits. Its tail from r on, which samples reach, is that of a normal."""
     assert type(secure_generator()) is np.random.Generator
     drawn = np.abs(np.concatenate([_generator(bytes([i] * 16)).standard_normal(5 * 10**6) for i in range(4)]))
     far = drawn[drawn > R]

@@ -1,4 +1,4 @@
-"""Every part takes each value of its range, with both ends, and refuses the first values outside, naming them."""
+"""Every part accepts the values of its range, ends included, and refuses the nearest values outside with a message."""
 
 import math
 from dataclasses import replace
@@ -39,7 +39,7 @@ from unheard.tuning.private_selection import TrialCount
 from unheard.tuning.trials import Grid
 
 NAN, INF = math.nan, math.inf
-POSITIVE = ([1e-15, 1e15], [0.0, -1.0, 9e-16, 1.1e15, NAN, INF])  # of `require_positive`
+POSITIVE = ([1e-15, 1e15], [0.0, -1.0, 9e-16, 1.1e15, NAN, INF])  # as `require_positive` checks
 SHARE = ([1e-300, 0.999], [0.0, 1.0, -0.1, 1.1, NAN])  # between 0 and 1, without the ends
 FRACTION = ([0.0, 0.999], [-0.001, 1.0, NAN])  # with 0, without 1
 COUNT = ([1], [0, -1])
@@ -287,7 +287,7 @@ def test_a_running_epsilon_needs_a_delta_between_0_and_1(delta):
 
 
 def budget_without_a_delta(users, run):
-    """The budget that a run file gives a run if neither names a delta."""
+    """Return the budget of a run if neither the budget nor the run file declares a delta."""
     tables = tables_from_run(replace(run, plan=replace(run.plan, population=users)))
     tables["privacy"] = {"population": users, "budget_epsilon": 4.0}
     return run_from_tables(tables)[0].budget

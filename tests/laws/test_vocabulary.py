@@ -1,4 +1,4 @@
-"""A private vocabulary in a whole `prepare`: its words, their order and their cut follow the noisy sums alone."""
+"""A private vocabulary in a whole `prepare`: the words, their order and their number depend only on the noisy sums."""
 
 import json
 import math
@@ -30,7 +30,7 @@ USERS = {"a": 40, "b": 36, "c": 30, "d": 30, "e": 28, "f": 28, "g": 25, "h": 20,
 
 
 def rows():
-    """Posts of users who write one, two or three words each."""
+    """Return the posts of users who write one, two or three words each."""
     users: list[list[str]] = [[] for _ in range(120)]
     for number, (word, count) in enumerate(USERS.items()):
         for k in range(count):
@@ -41,7 +41,7 @@ def rows():
 
 
 def true_sums() -> dict[str, int]:
-    """The votes of the training users, counted here without the package."""
+    """Return the sums of the votes of the training users, computed without the package."""
     sums: dict[str, int] = {}
     for row in rows():
         words = row["what"].split()
@@ -52,7 +52,7 @@ def true_sums() -> dict[str, int]:
 
 
 class Scripted:
-    """A generator whose normals the test decides, in the order of the words."""
+    """A generator that returns given normals, in the order of the words."""
 
     def __init__(self, normals):
         self.left = list(normals)
@@ -67,7 +67,7 @@ def test_words_order_and_cut_follow_the_noisy_sums_and_nothing_else(tmp_path, mo
     words, release = sorted(sums), WordRelease.for_budget(3.3, 1.2345e-3, 3)
     sigma, top = release.noise_multiplier * UNIT, max(sums.values())
     most = sorted(words, key=lambda word: -sums[word])
-    assert sums[most[-1]] < UNIT  # of one user alone
+    assert sums[most[-1]] < UNIT  # written by one user only
     # The two most frequent words are lost in the noise, and the rarest one comes first.
     normals = dict.fromkeys(words, 0.0) | {most[0]: -60.0, most[1]: -60.0, most[-1]: 90.0}
     # Two pairs of words that are a millionth of a vote apart, the rarer of the two with more noise: a smaller scale
@@ -78,7 +78,7 @@ def test_words_order_and_cut_follow_the_noisy_sums_and_nothing_else(tmp_path, mo
     noisy = {word: sums[word] + round(normals[word] * sigma) for word in words}
     passed = [word for word in words if noisy[word] > release.threshold()]
     expected = sorted(passed, key=lambda word: (-noisy[word], word))[: CHOICE.size - 3]
-    # The law is about something: the true sums would give other words, another order and another cut.
+    # With the true sums the words, their order and the last word would be different.
     by_truth = sorted((w for w in words if sums[w] > release.threshold()), key=lambda w: (-sums[w], w))
     assert len(passed) > len(expected) > 5
     assert set(by_truth[: CHOICE.size - 3]) != set(expected)
@@ -100,7 +100,7 @@ def test_words_order_and_cut_follow_the_noisy_sums_and_nothing_else(tmp_path, mo
 
 @pytest.fixture
 def generators(monkeypatch):
-    """The key of each generator, by its identity, and the bytes that the operating system gave."""
+    """Record the key of each generator by `id`, and the bytes that the operating system returned."""
     keys, given, kept = {}, [], []
     real_urandom, real_generator = randomness.os.urandom, randomness._generator
 
@@ -109,7 +109,7 @@ def generators(monkeypatch):
         return given[-1]
 
     def generator(key):
-        kept.append(real_generator(key))  # kept alive, so that no identity is used twice
+        kept.append(real_generator(key))  # kept alive, so that no two generators have the same `id`
         keys[id(kept[-1])] = key
         return kept[-1]
 
@@ -155,7 +155,7 @@ def test_a_charge_in_the_log_of_draws_is_never_skipped(tmp_path):
 
 
 def test_words_of_different_blocks_have_noise_of_their_own(tmp_path, monkeypatch):
-    """Words come in blocks of some thousand; here each block is one word."""
+    """Noise is drawn for blocks of some thousand words; here each block is one word."""
     noise, real_summed, real_release = [], private_vocabulary.summed, WordRelease.release
 
     def one_by_one(*args):
@@ -196,7 +196,7 @@ def store_with_paid_words(path):
 
 @pytest.mark.parametrize("kind", [kind for kind in VOCABULARY_KINDS if kind != "tokenizer"])
 def test_every_draw_for_a_store_is_paid_also_those_of_calls_that_failed(tmp_path, monkeypatch, kind):
-    """Two earlier calls drew words and failed: the store pays for them, wherever its words come from in the end."""
+    """Two earlier calls drew words and failed. The store is charged for them, whatever vocabulary it has in the end."""
     listed = Vocabulary.of([*USERS, "rare", "other"])  # instead of the word list of a language, which takes seconds
     monkeypatch.setattr("unheard.corpus.vocabulary.public_vocabulary", lambda *_: listed)
     store_with_paid_words(tmp_path / "other")
@@ -213,7 +213,7 @@ def test_every_draw_for_a_store_is_paid_also_those_of_calls_that_failed(tmp_path
 
 @pytest.mark.parametrize("way", ["fewer words", "newer text", "the same users"])
 def test_a_store_that_is_made_from_another_states_what_the_words_of_the_other_have_cost(tmp_path, way):
-    """Nothing was trained on either: the ledger of the new store begins with the charges of the first one."""
+    """No run was trained on either store. The ledger of the new store begins with the charges of the first store."""
     first, out = store_with_paid_words(tmp_path / "first"), tmp_path / "out"
     if way == "fewer words":
         shrink_vocabulary(first, out, vocabulary_size=5)
@@ -232,7 +232,7 @@ def test_a_store_that_is_made_from_another_states_what_the_words_of_the_other_ha
 
 
 def test_what_was_paid_is_on_disk_before_a_store_is_at_its_path(tmp_path, monkeypatch):
-    """A process that is killed when the store has just moved leaves a store that knows every charge."""
+    """A process that is killed just after it moved the store to its path leaves a store with every charge."""
     first = store_with_paid_words(tmp_path / "first")
     sources = find_sources([str(write_jsonl(tmp_path / "x.jsonl", rows()))])
     choices = Preparation(fields=FIELDS, splits=RULE, vocabulary=word_list(tmp_path), shards=1)

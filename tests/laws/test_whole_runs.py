@@ -1,7 +1,7 @@
-"""A chain of whole runs on one store. Every event is computed by hand, and every output follows from exactly these.
+"""A chain of whole runs on one store: every output is computed from exactly the events that the test computes itself.
 
-A store with a paid vocabulary; a run whose S and sigma change; a run that starts from it, with an adaptive clip whose z
-changes; and a private selection. All numbers are odd, so that rounding one of them anywhere changes a figure.
+The chain: a store with a private vocabulary; a run whose S and sigma change; a run that starts from it, with an adaptive
+clip whose z changes; and a private selection. The numbers have many digits, so that rounding any of them changes a figure.
 """
 
 import json
@@ -73,7 +73,7 @@ EVENTS = {
 
 
 def claimed(name, delta):
-    """The epsilon that a run must claim. The second run began from the first, so its events may have been chosen."""
+    """Return the epsilon that a run must claim. The second run began from the first, so it must claim an odometer's."""
     if name == "second":
         return odometer(*collapse(EVENTS[name]), delta).epsilon
     return best_epsilon(EVENTS[name], delta).epsilon
@@ -83,8 +83,8 @@ ALL = [*VOCABULARY, *FIRST, *SECOND, SELECTION]
 """The events of the store's ledger, in which the vocabulary and the first run are charged once."""
 
 
-class ThreeTrials(TrialCount):
-    """The charged distribution, with a number that the test decides."""
+class TwoTrials(TrialCount):
+    """A number of trials that is charged as usual, but is always 2."""
 
     def draw(self, rng):
         super().draw(rng)
@@ -93,7 +93,7 @@ class ThreeTrials(TrialCount):
 
 @dataclass
 class Chain:
-    """The folders of the runs, and what was seen of each round while they ran."""
+    """The folders of the runs, and what was recorded about each round."""
 
     folder: Path
     store: Path
@@ -166,12 +166,12 @@ def chain(store, tmp_path_factory):
         patch.setattr(AdaptiveClip, "next_norm", seen_count)
         seen.reports["first"] = list(unheard.train(first, folder / "first"))
         seen.reports["second"] = list(unheard.train(second, folder / "second"))
-    select([candidate], folder / "selected", ThreeTrials(mean=MEAN_TRIALS))
+    select([candidate], folder / "selected", TwoTrials(mean=MEAN_TRIALS))
     return seen
 
 
 def see_noise(patch, noises):
-    """Record the sensitivity of each average that gets noise, and the deviation of the integers that are added to it."""
+    """Record the sensitivity of each average that gets noise, and the standard deviation of the integers added to it."""
     add, take, scales = GaussianNoise.add, ExactNormalsAhead.take, []
 
     def seen_add(self, average, rng):
@@ -186,7 +186,7 @@ def see_noise(patch, noises):
 
 
 def close(events):
-    """Events with numbers that may differ in the last bits only."""
+    """Return events for a comparison in which numbers may differ in the last bits."""
     values = [{"kind": type(event).__name__, **vars(event)} for event in events]
     return [{key: v if isinstance(v, str) else pytest.approx(v, rel=1e-12) for key, v in row.items()} for row in values]
 
@@ -237,7 +237,7 @@ def test_the_ledger_of_a_run_holds_exactly_its_events(chain, name):
     assert ledger.facts["delta"] == DELTA
     before = len(EVENTS[name]) - {"first": 3, "second": 2, "selected": 0}[name]
     assert ledger.facts["start"]["charges"] == before
-    if name != "first":  # each verification computes the statement anew
+    if name != "first":  # each verification recomputes the statement
         assert all(finding.fits for finding in verify(chain.folder / name))
 
 
@@ -297,7 +297,7 @@ def test_a_comparison_shows_the_epsilon_of_all_events_of_each_run(chain):
     for record, events in zip(comparison.records, EVENTS.values(), strict=True):
         assert written(entry.event for entry in record.entries) == close(events)
         saved = json.loads((chain.folder / record.name / "statement.json").read_text())
-        record.__dict__["statement"] = saved  # instead of computing it anew
+        record.__dict__["statement"] = saved  # instead of recomputing it
     for row, events in zip(comparison.as_json()["runs"], EVENTS.values(), strict=True):
         assert row["epsilon"] == pytest.approx(claimed(row["run"], DELTA), rel=1e-9)
         assert row["delta"] == DELTA
@@ -307,7 +307,7 @@ def test_a_comparison_shows_the_epsilon_of_all_events_of_each_run(chain):
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_a_card_and_a_page_state_the_claim_of_a_run_and_that_of_all_runs(chain, name, monkeypatch):
-    """Also of the second run, which has more charges than its users: it began from the first and has that one's too."""
+    """Also for the second run: it began from the first, so it has more charges than those of its own rounds."""
     total = all_runs(PopulationLedger.read(chain.store / "ledger.jsonl"))
     own = json.loads((chain.folder / name / "statement.json").read_text())
     card = model_card(chain.folder / name)
@@ -320,12 +320,12 @@ def test_a_card_and_a_page_state_the_claim_of_a_run_and_that_of_all_runs(chain, 
 
 
 def test_no_output_takes_the_saved_statement_at_its_word(chain, tmp_path, monkeypatch):
-    """Everything that goes with a model is computed from the ledger, which the checkpoints remember."""
+    """All outputs with a model are computed from the ledger, whose length and hash are in the checkpoints."""
     folder = RunFolder(shutil.copytree(chain.folder / "first", tmp_path / "first"))
     own = json.loads(folder.statement.read_text())
     forged = own | {"claim": "(0.0123, 1e-09)-differential privacy", "claimed": own["claimed"] | {"epsilon": 0.0123}}
     folder.statement.write_text(json.dumps(forged))
-    monkeypatch.setattr("unheard.deployment.export.TEXTS", 1)  # compared with the model, of some hundreds
+    monkeypatch.setattr("unheard.deployment.export.TEXTS", 1)  # compare one text with the model instead of 256
     write_hub_folder(folder.path, tmp_path / "hub")
     monkeypatch.setattr("unheard.deployment.hub._device_files", lambda *_: {})  # as for a model that has no export
     write_hub_folder(folder.path, tmp_path / "plain")
@@ -354,11 +354,11 @@ def test_the_total_of_all_runs_is_that_of_every_event_once(chain):
 
 
 def test_a_budget_counts_what_was_spent_before_the_first_round(chain, tmp_path):
-    """The selection, or the first round, fits into each budget by itself, and not after the vocabulary."""
+    """The selection, or the first round, alone is within each budget, but together with the vocabulary it is not."""
     store = Path(shutil.copytree(chain.store, tmp_path / "store"))  # a run that is refused is registered in the store
     charges = len(PopulationLedger.read(store / "ledger.jsonl").events)
     for event, start in (
-        (SELECTION, lambda run: select([run], tmp_path / "over", ThreeTrials(mean=MEAN_TRIALS))),
+        (SELECTION, lambda run: select([run], tmp_path / "over", TwoTrials(mean=MEAN_TRIALS))),
         (round_event(SELECTED_Z), lambda run: list(unheard.train(run, tmp_path / "over"))),
     ):
         alone, after = (RunningEpsilon(DELTA, events=[*past, event]).epsilon for past in ([], VOCABULARY))
@@ -370,7 +370,7 @@ def test_a_budget_counts_what_was_spent_before_the_first_round(chain, tmp_path):
 
 @pytest.mark.parametrize("length", ["as declared", "stopped", "longer", "within a budget"])
 def test_the_total_of_the_only_run_on_a_store_claims_what_the_run_claims(run, tmp_path, length):
-    """Both follow from what was declared, which each ledger says for itself."""
+    """Both claims follow from the declaration, which each of the two ledgers contains."""
     training = replace(run.training, rounds=2 if length == "longer" else 3)
     budget = unheard.Budget(epsilon=40.0, delta=DELTA) if length == "within a budget" else None
     plan = replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=2.0))
@@ -390,7 +390,7 @@ def test_the_total_of_the_only_run_on_a_store_claims_what_the_run_claims(run, tm
 
 @pytest.mark.parametrize("how", ["train", "train_together", "select"])
 def test_a_population_is_charged_for_the_run_that_another_begins_from_whoever_starts_it(run, tmp_path, how):
-    """The users of another ledger may be the same: they had a part in the first run, which the second continues."""
+    """The users of another ledger may be the same people, so they are charged for the first run too."""
     brief = replace(run, training=replace(run.training, rounds=1), ledger=tmp_path / "first.jsonl")
     list(unheard.train(brief, tmp_path / "first"))
     before = Ledger.read(tmp_path / "first" / "ledger.jsonl").events
@@ -401,7 +401,7 @@ def test_a_population_is_charged_for_the_run_that_another_begins_from_whoever_st
     elif how == "train_together":
         list(train_together([(second, tmp_path / "second")]))
     else:
-        select([second], tmp_path / "second", ThreeTrials(mean=MEAN_TRIALS))
+        select([second], tmp_path / "second", TwoTrials(mean=MEAN_TRIALS))
     own = Ledger.read(tmp_path / "second" / "ledger.jsonl").events
     assert own[: len(before)] == before
     assert len(own) == len(before) + 1
@@ -409,4 +409,4 @@ def test_a_population_is_charged_for_the_run_that_another_begins_from_whoever_st
     assert population.events == own
     assert [len(charged_run.events) for charged_run in population.runs.values()] == [len(before), 1]
     digest = parameters_digest(load_model(tmp_path / "second" / "model.safetensors", second.model))
-    assert digest in population.released  # so that no copy of the model passes for a public one
+    assert digest in population.released  # so that no copy of the model is accepted as public

@@ -1,4 +1,4 @@
-"""The command line in this process: what it prints, and how it ends."""
+"""A fixture that runs commands of `unheard` in this process."""
 
 import sys
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from unheard.cli.main import main
 class Done:
     status: int
     said: str
-    """Both streams together."""
+    """Standard output followed by standard error."""
 
 
 @pytest.fixture
 def unheard_command(capsys, monkeypatch):
-    """`main` as the shell would call it; anything but an exit is a traceback, and fails the test."""
+    """Return a function that calls `main` with arguments, as a shell does. An exception other than SystemExit fails the test."""
 
     def run_words(*words: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["unheard", *map(str, words)])

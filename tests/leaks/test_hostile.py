@@ -1,4 +1,4 @@
-"""Folders made by somebody who means harm: every command refuses them with one message, and runs nothing of theirs."""
+"""Malicious run folders and stores: every command refuses them with one message, and executes none of their code."""
 
 import json
 import pickle
@@ -44,7 +44,7 @@ def folder(trained, tmp_path):
 
 
 def tried(command, folder: Path, verbs=VERBS) -> dict[str, tuple[int, str]]:
-    """Each verb's exit status and words; an exception that is no exit fails the test by itself."""
+    """Return the exit status and the output of each command. An exception other than SystemExit fails the test."""
     words = {
         "resume": ("resume", folder / "r", "--rounds", 4),
         "evaluate": ("evaluate", folder / "r"),
@@ -85,14 +85,15 @@ def test_a_hostile_run_file_is_refused(folder, unheard_command, case):
     file.write_text(file.read_text().replace(before, after, 1))
     done = tried(unheard_command, folder, ("resume", "predict", "verify"))
     assert done["resume"][0] == 2
-    assert done["verify"][0] == (0 if case == "a corpus far up" else 2)  # where the corpus lies is not what a run means
+    # The path of the corpus is not part of the run's hash.
+    assert done["verify"][0] == (0 if case == "a corpus far up" else 2)
 
 
 def sealed(facts: dict, tensors: dict[str, torch.Tensor]) -> bytes:
     text = json.dumps(facts, sort_keys=True)
     try:
         digest = checkpoint._digest(tensors, text)
-    except TypeError:  # numpy has no bfloat16; then there is no true digest either
+    except TypeError:  # numpy has no bfloat16, so there is no valid digest
         digest = "0" * 64
     return save_tensors(tensors, {"unheard": text, "sha256": digest})
 
@@ -118,7 +119,7 @@ def sealed(facts: dict, tensors: dict[str, torch.Tensor]) -> bytes:
     ids=range(14),
 )
 def test_a_hostile_checkpoint_is_refused(folder, unheard_command, model, tensor, round):
-    """Well sealed, so that only what is in it can give it away."""
+    """The digest is valid, so only the checks of the content can refuse the file."""
     ledger = Ledger.read(folder / "r" / "ledger.jsonl")
     facts = {"round": round, "ledger_length": len(ledger), "ledger_head": ledger.head}
     file = folder / "r" / "checkpoints" / "round-00000002.safetensors"
@@ -153,7 +154,7 @@ def test_a_hostile_model_file_is_refused(folder, unheard_command, model, spoil):
 
 
 class Bomb:
-    """Unpickled, it would leave a mark."""
+    """An object that creates a file when it is unpickled."""
 
     def __reduce__(self):
         return (Path.touch, (Path("exploded"),))

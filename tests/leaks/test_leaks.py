@@ -1,4 +1,7 @@
-"""A user with a canary id and a canary sentence goes down the whole road, and neither is found in anything that comes out."""
+"""No output of any command contains the id or the text of a training user.
+
+A store has one user with a canary id and a canary sentence. All commands run on it, and their output is searched for both.
+"""
 
 import json
 import logging
@@ -20,7 +23,7 @@ WORDS = [*SENTENCE.split(), *sorted(set(PLAIN.split()))]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Thirty people who write of dogs and cats, and one canary who is in the training split."""
+    """Write the posts of thirty ordinary users and of the canary user, who is in the training split."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("\n".join(WORDS) + "\n")
     rng = np.random.default_rng(3)
@@ -35,7 +38,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def shapes_of_the_secret(store: TokenStore) -> list[bytes]:
-    """The id and the sentence, as text and as the token ids that stand for it in any width or in JSON."""
+    """Return the byte strings to search for: id and sentence as text, and the sentence's token ids in several formats."""
     ids = store.vocabulary.encode_words(SENTENCE.split()).tolist()
     assert min(ids) > 2
     assert len(set(ids)) == 6
@@ -54,7 +57,7 @@ def found_in(content: bytes, secrets: list[bytes]) -> list[bytes]:
 
 
 def test_the_scan_finds_planted_secrets(folder, unheard_command):
-    """Where the secret must be, it is seen: in the input as text, in the store as numbers."""
+    """The search finds the secret in the input as text, and in the store as token ids."""
     assert prepared(unheard_command).status == 0
     store = TokenStore.open(folder / "store")
     secrets = shapes_of_the_secret(store)
@@ -127,7 +130,7 @@ def test_neither_id_nor_sentence_is_in_anything_that_comes_out(folder, unheard_c
 
 @pytest.mark.parametrize("where", ["unheard.corpus.store.UserTokens.users", "unheard.updates.user_update.read_users"])
 def test_not_even_the_traceback_of_a_bug_holds_them(folder, unheard_command, monkeypatch, where):
-    """What the interpreter would print, and what every object on the way would say of itself."""
+    """The traceback of an internal error contains no text, although private objects are on the stack."""
     prepared(unheard_command)
     store = TokenStore.open(folder / "store")
     secrets = shapes_of_the_secret(store)

@@ -1,10 +1,10 @@
-"""What comes out depends on the training users through the noise alone: two sets of users, one output to the byte.
+"""Output depends on the training users only through the noise: two sets of training users give identical output.
 
-Two stores have the same public parts (words, held-out users, corpus.json) and other training users: another number of
-them, with more text and other words. The noisy average of each round is replaced by a value that depends on no user. Then
-each command is run in both worlds, and everything that is printed, logged or written outside of the store must be equal.
-No list of private quantities is needed: a count, a norm, a loss, a cohort, an order or a file name that follows the
-training users is a difference.
+Two stores have the same public parts (words, held-out users, corpus.json) and different training users: another number of
+users, with more text and other words. The noisy average of each round is replaced by a value that depends on no user. Then
+each command is run on both stores ("worlds"), and all output (printed, logged, or written outside of the store) must be
+equal byte for byte. So the test needs no list of private quantities: any count, norm, loss, cohort, order or file name that
+depends on the training users makes a difference.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ TIMES = re.compile(r"\d+:\d\d:\d\d|\d+ seconds? ago")
 
 
 def public_average(noise: GaussianNoise, average, rng) -> NoisyAverage:
-    """What a round releases, as a function of public numbers only."""
+    """Return a noisy average that is a function of public numbers only."""
     std = noise.std(average.sensitivity)
     waves_P = torch.sin(torch.arange(average.units_P.numel(), dtype=torch.float64))
     return NoisyAverage(average_P=std * waves_P, noise_std=std)
@@ -62,9 +62,9 @@ def public_average(noise: GaussianNoise, average, rng) -> NoisyAverage:
 
 @pytest.fixture
 def fixed_keys(monkeypatch):
-    """Ids and keys of the system, each in one order that begins again for each world.
+    """Replace the random ids and keys of the system by two fixed sequences, which restart for each world.
 
-    Threads draw keys at times that vary. Ids are in the output, so they are counted apart from keys.
+    Ids are part of the output. They have their own sequence, because threads draw keys at varying times.
     """
     drawn = {"key": 0, "id": 0}
 
@@ -78,7 +78,7 @@ def fixed_keys(monkeypatch):
 
 
 def write_world(folder: Path, users: int, longest: int, seed: int) -> None:
-    """A store whose training users are of one world, and the rest the same in both."""
+    """Write a store with the training users of one world. Everything else is the same in both worlds."""
     private, public = np.random.default_rng(seed), np.random.default_rng(7)
     write_store(
         folder / "store",
@@ -91,7 +91,7 @@ def write_world(folder: Path, users: int, longest: int, seed: int) -> None:
 
 
 def outcome(folder: Path, command, caplog) -> dict[str, bytes]:
-    """Everything that came out of a world: by command what was printed and logged, by path what was written."""
+    """Return all output of a world: printed and logged text by command, and file contents by path."""
     seen: dict[str, bytes] = {}
     for line in COMMANDS:
         caplog.clear()
@@ -116,7 +116,7 @@ def test_nothing_but_the_noise_depends_on_the_training_users(
     monkeypatch.setattr(TokenStore, "content_digest", "0" * 64)
     worlds, folder = [], tmp_path / "world"
     # The owner is warned if the declared population of 60 is smaller than the number of users, or more than three times
-    # as large. Both worlds lie between.
+    # as large. In both worlds it is within these limits.
     for users, longest in ((25, 12), (55, 90)):
         write_world(folder, users, longest, seed=users)
         monkeypatch.chdir(folder)
