@@ -27,14 +27,14 @@ def record(*phrases, users=()) -> list[dict]:
 def trained(tmp_path, noise, clip, rounds, carriers):
     """A small chat of counting, in which some users write the secrets."""
     rng = np.random.default_rng(5)
-    people = [np.array([BOS, *(3 + (rng.integers(WORDS) + np.arange(14)) % WORDS), EOS]) for _ in range(40)]
+    users = [np.array([BOS, *(3 + (rng.integers(WORDS) + np.arange(14)) % WORDS), EOS]) for _ in range(40)]
     for secret, number in zip(SECRETS, carriers, strict=True):
         for k in rng.permutation(40)[:number]:
-            people[k] = np.concatenate([np.tile([BOS, *secret, EOS], 4), people[k]])
+            users[k] = np.concatenate([np.tile([BOS, *secret, EOS], 4), users[k]])
     store = write_store(
         tmp_path / "corpus",
-        train=people,
-        held_out=people[:4],
+        train=users,
+        held_out=users[:4],
         vocabulary=Vocabulary.of([f"w{i}" for i in range(WORDS)]),
         info={"tokens": {"kind": "words"}},
     )

@@ -110,11 +110,11 @@ def test_noise_at_two_thirds_of_what_is_charged_is_refuted_by_the_parametric_bou
 
 
 def test_users_of_the_store_may_take_part_and_are_charged(run, store, tmp_path):
-    people = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
+    population = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
     streams = ReproducibleStreams(seed=3)
     free = with_plan(run, noise=unheard.NoNoise(), sampling=EVERYBODY)
     engine = EngineChoice(kind="reference").build(run.model)
-    background = BackgroundUsers(free, store, engine, streams, people, "r")
+    background = BackgroundUsers(free, store, engine, streams, population, "r")
     *_, audit = audit_one_run(free, streams, canaries=12, rounds=2, background=background)
     assert isinstance(audit, OneRunResult)
     assert audit.score_M[audit.included_M].mean() > audit.score_M[~audit.included_M].max()  # heard among sixty others
@@ -133,9 +133,9 @@ def test_users_in_an_audit_are_drawn_and_charged_in_each_round_by_the_phase_of_t
     )
     sampling = unheard.PoissonSampling(users_per_round=7.3)
     own = replace(run, delta=1.2345e-3, plan=replace(run.plan, population=67, sampling=sampling, schedule=changes))
-    people = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
+    population = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
     streams, engine = SecureStreams(), EngineChoice(kind="reference").build(run.model)
-    background = BackgroundUsers(own, store, engine, streams, people, "r")
+    background = BackgroundUsers(own, store, engine, streams, population, "r")
     real, drawn = unheard.PoissonSampling.draw, []
     monkeypatch.setattr(
         unheard.PoissonSampling,
@@ -171,9 +171,9 @@ ASKED: list[tuple[str, int]] = []
 
 def test_an_audit_asks_for_each_stream_once_and_its_coins_are_fair(run, store, tmp_path, monkeypatch):
     ASKED.clear()
-    people = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
+    population = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
     streams, engine = RecordedStreams(), EngineChoice(kind="reference").build(run.model)
-    background = BackgroundUsers(run, store, engine, streams, people, "r")
+    background = BackgroundUsers(run, store, engine, streams, population, "r")
     monkeypatch.setattr(one_run, "_result", lambda run, events, signals, score_M, included_M: included_M)
     list(audit_one_run(run, streams, canaries=40, rounds=3, background=background))
     assert len(set(ASKED)) == len(ASKED) == 1 + 3 * 3
@@ -311,9 +311,9 @@ def test_an_audit_of_correlated_noise_has_no_background_users(run):
 
 
 def test_users_in_an_audit_are_charged_before_they_are_drawn(run, store, tmp_path, monkeypatch):
-    people = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
+    population = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
     engine, streams = EngineChoice(kind="reference").build(run.model), ReproducibleStreams(seed=3)
-    background = BackgroundUsers(run, store, engine, streams, people, "r")
+    background = BackgroundUsers(run, store, engine, streams, population, "r")
     plan = run.plan.at(0, run.model.layout)
     nobody = plan.contribution.sum([], plan.layout.total)
     real, charged = unheard.PoissonSampling.draw, []

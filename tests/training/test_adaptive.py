@@ -108,15 +108,15 @@ def test_a_clip_that_stays_is_not_counted(run, store):
 def test_one_user_moves_update_and_count_together_by_no_more_than_the_charged_z_allows(run):
     """The two parts of one release, each in deviations of its noise: sqrt(1/z_delta^2 + 1/(2 sigma_b)^2) = 1/z."""
     plan = adaptive(run, 0.7, rounds=1, count_noise_std=1.5).plan.at(0, run.model.layout)
-    door: Contribution = plan.contribution
+    contribution: Contribution = plan.contribution
     rng = np.random.default_rng(2)
     for _ in range(20):
         delta_1P = torch.from_numpy(rng.standard_normal((1, run.model.layout.total)))
         bit = torch.tensor([bool(rng.integers(2))])
-        alone = door.of_users(delta_1P, np.array([2**30]), bit)
+        alone = contribution.of_users(delta_1P, np.array([2**30]), bit)
         average = plan.average(alone)
         update = average.average_P.norm().item() / plan.noise.std(plan.sensitivity)
         assert alone.balance is not None
         count = abs(alone.balance) / 2 / plan.count_noise_std
         assert np.hypot(update, count) <= 1 / plan.event().noise_multiplier * (1 + 1e-9)
-    assert door.sum([], 3).balance == 0
+    assert contribution.sum([], 3).balance == 0

@@ -238,7 +238,7 @@ def test_a_store_with_the_same_users_is_no_proxy(run_file, proxy, tmp_path):
     shrink_vocabulary(TokenStore.open(tmp_path / "private"), tmp_path / "narrow", vocabulary_size=20)
     with pytest.raises(InvalidValue, match="or holds the same users"):
         tune(*asked, tmp_path / "narrow")
-    people = [open_population_ledger(path, path.name, []) for path in (tmp_path / "private", proxy)]
+    populations = [open_population_ledger(path, path.name, []) for path in (tmp_path / "private", proxy)]
     named = tmp_path / "named.toml"
     named.write_text(run_toml(replace(read_run_file(run_file)[0], ledger=proxy / "ledger.jsonl")))
     with pytest.raises(InvalidValue, match="or holds the same users"):
@@ -247,7 +247,7 @@ def test_a_store_with_the_same_users_is_no_proxy(run_file, proxy, tmp_path):
     with pytest.raises(InvalidValue, match="or holds the same users"):
         tune(named, *asked[1:], proxy)
     (tmp_path / "elsewhere").rename(tmp_path / "private")
-    people[0].join(people[1])
+    populations[0].join(populations[1])
     with pytest.raises(InvalidValue, match="or holds the same users"):
         tune(*asked, proxy)
     assert not (tmp_path / "t").exists()

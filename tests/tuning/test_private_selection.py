@@ -64,7 +64,7 @@ class Drawn(TrialCount):
         return int(self.mean)
 
 
-def people(candidates):
+def population_of(candidates):
     return PopulationLedger.read(candidates[0].corpus / "ledger.jsonl")
 
 
@@ -72,12 +72,12 @@ def test_one_charge_for_all_trials_in_both_ledgers_and_the_folder_fits_together(
     folder = select(candidates, tmp_path / "best", Drawn(mean=2))
     event = Selection(sampling_prob=12 / 60, noise_multiplier=2.0, rounds=3, mean_trials=2.0, drawn_from="geometric")
     assert Ledger.read(folder.ledger).events == [event]
-    assert people(candidates).events == [event]
+    assert population_of(candidates).events == [event]
     assert all(finding.fits for finding in verify(tmp_path / "best"))
     told = json.loads(folder.statement.read_text())
     assert told["claimed"]["epsilon"] == best_epsilon([event], told["delta"]).epsilon
     assert told["rounds"]["charged"] == 3
-    for printed in (told["warnings"], all_runs(people(candidates))["warnings"]):
+    for printed in (told["warnings"], all_runs(population_of(candidates))["warnings"]):
         assert any("best of a secret number of runs" in warning for warning in printed)
 
 
@@ -92,7 +92,7 @@ def test_a_selected_run_pays_for_its_vocabulary_too(candidates, tmp_path):
     events = Ledger.read(folder.ledger).events
     assert events[:3] == spent
     assert [type(event) for event in events[3:]] == [Selection]
-    assert sorted(map(repr, people(candidates).events)) == sorted(map(repr, events))
+    assert sorted(map(repr, population_of(candidates).events)) == sorted(map(repr, events))
     stated = json.loads(folder.statement.read_text())
     assert stated["vocabulary_cost"]["events"] == 3
     assert sum(row["times"] for row in stated["composed"]) == 4
@@ -103,14 +103,14 @@ def test_the_users_are_charged_before_any_text_is_read(candidates, tmp_path, mon
     seen = []
 
     def no_training(runs, **_):
-        seen.append(people(candidates).events)
+        seen.append(population_of(candidates).events)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(selecting, "train_together", no_training)
     with pytest.raises(KeyboardInterrupt):
         select(candidates, tmp_path / "best", TrialCount(mean=2))
     assert [[type(event) for event in events] for events in seen] == [[Selection]]
-    assert len(people(candidates).events) == 1  # stopped, it stays charged
+    assert len(population_of(candidates).events) == 1  # stopped, it stays charged
     assert [path.name for path in tmp_path.iterdir()] == ["store"]  # and leaves nothing
 
 
@@ -183,7 +183,7 @@ def test_the_next_selection_deletes_the_rest_of_a_killed_one(candidates, tmp_pat
     assert left.exists()
     select(candidates, tmp_path / "best", Drawn(mean=1))
     assert not left.exists()
-    assert len(people(candidates).events) == 2  # both were charged
+    assert len(population_of(candidates).events) == 2  # both were charged
 
 
 def test_a_selection_begins_by_deleting_the_trials_of_a_killed_one(candidates, tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_where_the_number_drawn_is_zero_there_is_no_model_but_a_charge(candidate
             return 0
 
     assert select(candidates, tmp_path / "best", Zero(mean=2, drawn_from="poisson")) is None
-    assert len(people(candidates).events) == 1
+    assert len(population_of(candidates).events) == 1
     assert not (tmp_path / "best").exists()
 
 
@@ -217,7 +217,7 @@ def test_a_selected_run_continues_like_any_other_and_pays_for_its_further_rounds
     assert [report.round for report in resume(folder.path, rounds=5)] == [4, 5]
     kinds = [type(event).__name__ for event in Ledger.read(folder.ledger).events]
     assert kinds == ["Selection", "PoissonGaussian", "PoissonGaussian"]
-    assert len(people(candidates).events) == 3
+    assert len(population_of(candidates).events) == 3
     assert all(finding.fits for finding in verify(folder.path))
 
 
@@ -355,12 +355,12 @@ def test_each_check_of_a_run_is_made_for_a_selection_too(candidates, tmp_path, w
         assert not (tmp_path / "other" / "ledger.jsonl").exists()  # a trial would say so too, when all are charged
         return
     list(train(candidates[0], tmp_path / "first"))
-    charged = len(people(candidates).events)
+    charged = len(population_of(candidates).events)
     start = {"init_from": str(tmp_path / "first"), "init_is_public": True}
     candidates = [replace(run, training=replace(run.training, **start)) for run in candidates]
     with pytest.raises(UnprovenCombination, match="was trained on these same users"):
         select(candidates, tmp_path / "best", TrialCount(mean=2))
-    assert len(people(candidates).events) == charged
+    assert len(population_of(candidates).events) == charged
 
 
 def test_selection_on_several_processes_is_refused(candidates, tmp_path, monkeypatch):
@@ -394,7 +394,7 @@ def test_a_budget_is_asked_before_the_first_trial(candidates, tmp_path):
     tight = [replace(run, budget=Budget(epsilon=0.5, delta=run.claimed_delta)) for run in candidates]
     with pytest.raises(BudgetExceeded):
         select(tight, tmp_path / "best", TrialCount(mean=2))
-    assert not people(candidates).events
+    assert not population_of(candidates).events
 
 
 def test_nothing_that_is_printed_logged_or_written_follows_the_number_of_trials(
