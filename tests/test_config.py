@@ -1,4 +1,4 @@
-"""config.py: parts and their tables are the same thing in two forms, and whatever does not fit is named."""
+"""config.py: parts convert to tables and back, and an error message names the wrong key or value."""
 
 from dataclasses import dataclass
 

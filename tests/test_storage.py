@@ -209,7 +209,7 @@ def _through_replacement(path):
 
 @pytest.mark.parametrize("name", WRITES)
 def test_every_write_is_on_disk_with_its_name_when_it_returns(tmp_path, monkeypatch, name):
-    """What is synced is the file at the path as it is in the end, and after it the folder that holds a new name."""
+    """The final content of the file is synced, and then the folder that contains its new name."""
     synced, fsync = [], os.fsync
 
     def spy(descriptor):

@@ -55,7 +55,7 @@ by_each = pytest.mark.parametrize("accountant", ACCOUNTANTS)
 
 
 def exact_delta(mu: float, epsilon: float) -> float:
-    """Balle and Wang 2018: delta of one Gaussian release with sensitivity / deviation = mu."""
+    """Return delta of one Gaussian release with sensitivity / standard deviation = mu (Balle and Wang 2018)."""
     return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
 
 
@@ -129,7 +129,7 @@ def test_tiny_sampling_probabilities_work(accountant, q):
 
 
 def test_a_tiny_divergence_is_not_read_as_none():
-    """dp-accounting alone says 0, yet delta at epsilon 0 is about q sqrt(T) / (z sqrt(2 pi)) = 4e-10, not 1e-13."""
+    """dp-accounting returns epsilon 0, but delta at epsilon 0 is about q sqrt(T) / (z sqrt(2 pi)) = 4e-10, not 1e-13."""
     events = [(PoissonGaussian(sampling_prob=1e-9, noise_multiplier=1000), 10**6)]
     assert epsilon(events, 1e-13, "rdp") > 0
 
@@ -231,7 +231,7 @@ def test_replacing_a_user_is_a_move_of_twice_the_sensitivity_when_everybody_take
 
 
 def replaced_delta(q: float, z: float, epsilon: float) -> float:
-    """The delta of one round, from the proof: the best half-space between two users with opposite updates."""
+    """Return delta of one round by the proof: for the best half-space between two users with opposite updates."""
     edge = np.linspace(-9, 9, 20_001)
     alpha = math.exp(epsilon)
     return float(
@@ -250,7 +250,7 @@ def test_replacing_a_user_in_one_round_costs_what_the_proof_gives(q, z):
 
 
 def test_two_users_with_opposite_updates_are_the_worst_case_in_two_dimensions():
-    """The densities on a grid, for updates at any angle and of any length up to the sensitivity."""
+    """Integrates the densities on a grid, for updates at any angle and of any length up to the sensitivity."""
     q, z, alpha = 0.3, 0.8, math.exp(0.5)
     x, y = np.meshgrid(np.linspace(-6, 6, 301), np.linspace(-6, 6, 301))
 
@@ -370,7 +370,7 @@ def test_epsilon_by_rdp_of_extreme_divergences_is_that_of_all_orders(cost):
 
 
 def test_each_of_a_hundred_kinds_of_events_counts():
-    """A schedule may give every round a z of its own."""
+    """With a schedule every round may have another z."""
     kinds = [PoissonGaussian(sampling_prob=1.0, noise_multiplier=90 + number / 7) for number in range(100)]
     failures = [FailureProbability(delta=1e-9 * (number + 1)) for number in range(100)]
     counts, failure = collapse([*kinds, *failures, *failures, *kinds, kinds[0]])

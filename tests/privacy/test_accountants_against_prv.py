@@ -1,4 +1,4 @@
-"""An outside check: PLD lies inside the error interval of Microsoft's prv-accountant, on chosen plans and on random ones."""
+"""PLD lies inside the error interval of Microsoft's prv-accountant, for chosen plans and for random plans."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The moments accountant gives every epsilon that the paper prints: 42 cells of Table 1, and twelve figures more."""
+"""The moments accountant gives every epsilon that the paper prints: 42 cells of Table 1 and twelve other figures."""
 
 import math
 

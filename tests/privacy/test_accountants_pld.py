@@ -1,4 +1,4 @@
-"""PLD stays an upper bound where the library alone does not, and on every grid."""
+"""PLD is an upper bound, also where dp-accounting alone is below the true value, and on every grid."""
 
 import math
 
@@ -24,7 +24,7 @@ ALMOST_ALL = 1 - 1e-12
 
 
 def test_the_library_alone_is_below_the_truth_and_we_are_not():
-    """z^2 rounds with noise z are one Gaussian release with z = 1. The sign of a rounding error is luck: try some."""
+    """z^2 rounds with noise z are one Gaussian release with z = 1. Several z are tried: the sign of the error is random."""
     alone, ours = [], []
     for z, grid in [(50, 1e-4), (50, 5e-5), (60, 1e-4), (70, 1e-4), (80, 1e-4), (90, 1e-4), (100, 5e-5)]:
         rounds = PoissonGaussian(sampling_prob=ALMOST_ALL, noise_multiplier=z)
@@ -33,7 +33,7 @@ def test_the_library_alone_is_below_the_truth_and_we_are_not():
         library = PLDAccountant(value_discretization_interval=grid).compose(library_event(rounds), z**2)
         alone.append(library.get_epsilon(delta) >= exact)
         ours.append(LossDistribution(((rounds, z**2),), grid).epsilon(delta) >= exact)
-    assert not all(alone)  # if this fails, the library has been mended: look at ERROR_PER_ROUND again
+    assert not all(alone)  # if this fails, the library was fixed: review ERROR_PER_ROUND
     assert all(ours)
 
 

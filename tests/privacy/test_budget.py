@@ -1,4 +1,4 @@
-"""The running epsilon is the accountant's own, and a budget stops the round that would exceed it."""
+"""The running epsilon equals the accountant's, and a budget stops the run before the first round that would exceed it."""
 
 import math
 
@@ -72,7 +72,8 @@ def test_no_budget_pays_for_a_round_without_noise():
     budget = Budget(epsilon=1e9, delta=1e-6)
     with pytest.raises(BudgetExceeded):
         budget.check(budget.running(), NonPrivate(reason="no noise"), 0)
-    with pytest.raises(BudgetExceeded, match="no budget can hold it"):  # nor for one after it: a larger one is no cure
+    # A larger budget does not help, also not for a later round.
+    with pytest.raises(BudgetExceeded, match="no budget can hold it"):
         budget.check(budget.running([NonPrivate(reason="no noise")]), ROUND, 1)
 
 

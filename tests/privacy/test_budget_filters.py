@@ -1,4 +1,4 @@
-"""What is claimed when a length or parameters were chosen after a look at results."""
+"""Claims of runs whose length or parameters were chosen after a look at results: limits, filters and odometers."""
 
 import math
 from dataclasses import replace
@@ -123,7 +123,7 @@ def test_a_run_with_a_budget_claims_all_rounds_that_the_budget_allows():
         assert claim.basis == "declared rounds"
     ended = claim_of_run(facts(10**6, budget), done(allowed), DELTA)
     assert (ended.epsilon, ended.basis) == (whole, "fixed beforehand")
-    # What was charged before the run leaves room for fewer rounds.
+    # With earlier charges fewer rounds are within the budget.
     vocabulary = Gaussian(noise_multiplier=5.0)
     running, fewer = budget.running([vocabulary]), 0
     while running.epsilon_after(ROUND) <= budget.epsilon:
@@ -175,7 +175,7 @@ def test_a_run_that_was_made_longer_claims_the_next_doubling(length, level):
 
 
 def test_a_run_with_correlated_noise_claims_the_blocks_of_all_declared_rounds():
-    """Blocks of 4 rounds; each block is one release. Stopping within a block, or after one, is a look at results too."""
+    """Each block of 4 rounds is one release. The run may be stopped within a block or after one."""
 
     def attempt(index, block=4, q=0.2):
         return CorrelatedGaussian(sampling_prob=q, noise_multiplier=2.0, block=block, index=index)
@@ -291,7 +291,7 @@ def test_a_vocabulary_drawn_after_the_budget_ends_its_claim(tmp_path):
 
 
 def test_charges_that_came_with_a_run_and_exceed_the_budget_end_its_claim(tmp_path):
-    """No budget can refuse what a run was charged elsewhere; a budget that is exceeded is no filter any more."""
+    """A budget cannot refuse charges that were made elsewhere. A budget that is exceeded is no longer a filter."""
     many = [EVERYBODY] * 900
     for how in ("settled", "joined"):
         population = PopulationLedger.open(tmp_path / f"{how}.jsonl", {"corpus": "c"})
@@ -314,7 +314,7 @@ def test_charges_that_came_with_a_run_and_exceed_the_budget_end_its_claim(tmp_pa
     [([*range(7)], 0), ([0, 1, 1, 2], 2), ([0, 1, 2, 3, 2, 3, 4, 4], 0), ([*range(20), 18, 19], 2)],
 )
 def test_one_run_on_a_population_claims_what_the_run_claims(tmp_path, rounds, before):
-    """Whatever was stopped early, done again after a crash, or charged for the vocabulary before."""
+    """Also if the run was stopped early, rounds were repeated after a crash, or a vocabulary was charged before."""
     population = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
     words = [Gaussian(noise_multiplier=5.0)] * before
     population.settle("vocabulary", words)
@@ -330,7 +330,7 @@ def test_one_run_on_a_population_claims_what_the_run_claims(tmp_path, rounds, be
 
 
 def test_rates_over_all_runs_follow_from_what_is_claimed(tmp_path):
-    """One run: mu and rates of its Gaussian rounds. Several: the odometer's pair alone, of which no mu follows."""
+    """For one run: mu and rates of its Gaussian rounds. For several: rates by the odometer's (epsilon, delta), and no mu."""
     population = PopulationLedger.open(tmp_path / "ledger.jsonl", {})
     rounds = [PoissonGaussian(sampling_prob=1.0, noise_multiplier=6.0)] * 9
     population.settle("first", rounds)
@@ -352,7 +352,7 @@ def test_rates_over_all_runs_follow_from_what_is_claimed(tmp_path):
 
 
 def child_of(rounds, earlier, own):
-    """The header and the entries of a run of `rounds` rounds that began from a run with the events `earlier`."""
+    """Return header and entries of a run of `rounds` rounds that began from a run with the events `earlier`."""
     header = facts(rounds, charges=len(earlier))
     header["start"]["from"] = "an earlier run"
     return header, [*(Entry(event=event, round=0, hash="") for event in earlier), *done(own, OTHER)]
@@ -390,7 +390,7 @@ def test_a_budget_of_a_run_that_begins_from_an_earlier_run_is_refused(run, tmp_p
 
 @pytest.mark.parametrize("length", [20, 21, 45])
 def test_points_of_the_curve_belong_to_the_claim(length):
-    """Of a run that was made longer too: each delta of the curve gives the epsilon of its point."""
+    """Also for a run that was made longer: the claim at each delta of the curve has the epsilon of that point."""
     stated = compute_statement(facts(20), done(length))
     points = [
         *stated["curve"],
@@ -481,7 +481,7 @@ def test_a_declaration_that_cannot_be_is_an_error_and_no_smaller_claim(change):
 
 @pytest.mark.parametrize("rounds", [(0, 1, 2, 3, 4, 2), (0, 1, 2, 3, 4, 0, 1), (0, 4, 3, 2, 1)])
 def test_a_run_has_come_as_far_as_its_furthest_round_whatever_was_done_again_last(rounds):
-    """Of three declared rounds; the run was made longer, and then begun again from an earlier checkpoint."""
+    """Three rounds were declared. The run was made longer, and then resumed from an earlier checkpoint."""
     entries = [Entry(event=EVERYBODY, round=number, hash="") for number in rounds]
     claim = claim_of_run(facts(3, phases=((0, EVERYBODY),)), entries, DELTA)
     assert claim.basis == "doubled rounds"
@@ -497,7 +497,7 @@ def test_a_run_that_was_stopped_claims_what_it_declared_and_what_its_budget_allo
 
 @pytest.mark.parametrize("own", [1, 3])
 def test_a_run_that_began_from_a_run_without_rounds_claims_an_odometer_too(own):
-    """The settings of this run may follow from what the earlier one has released: its vocabulary."""
+    """The settings of this run may depend on the vocabulary, which the earlier run released."""
     stated = compute_statement(*child_of(3, [Gaussian(noise_multiplier=5.0)], own))
     counts = collapse([Gaussian(noise_multiplier=5.0), (OTHER, own)])
     assert (stated["claimed"]["epsilon"], stated["basis"]["of"]) == (odometer(*counts, DELTA).epsilon, ADAPTIVE)

@@ -1,4 +1,4 @@
-"""Events are plain, checked and read back as they were written; what is unknown is refused."""
+"""Events: values are checked, records read back unchanged, and unknown events are refused."""
 
 import math
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""Rounds that draw examples: the bound of one user with all their examples, against an integral and against users."""
+"""Rounds that draw examples: the bound for all examples of one user, compared with an integral and with sampling of users."""
 
 import json
 import math
@@ -35,7 +35,7 @@ ROUND = ExampleGaussian(sampling_prob=0.05, examples_per_user=3, noise_multiplie
 
 
 def exact_delta(event: ExampleGaussian, epsilon: float) -> float:
-    """The delta of one round, from the densities with and without the user, in the worse of the two directions."""
+    """Return delta of one round by integrating the densities with and without the user, in the worse direction."""
     shares = binom.pmf(range(event.examples_per_user + 1), event.examples_per_user, event.sampling_prob)
 
     def with_user(x):
@@ -60,10 +60,12 @@ def test_one_round_is_bounded_by_the_integral_of_its_densities(eps):
 
 
 def composed_epsilons(event: ExampleGaussian, rounds: int, delta: float, step: float = 5e-4) -> tuple[float, float]:
-    """Bounds from below and above on epsilon, without dp-accounting: the loss of a round by its densities, on a grid, with
-    losses rounded down and up, and the distribution of the sum of all rounds by one Fourier transform."""
+    """Return a lower and an upper bound on epsilon, computed without dp-accounting.
+
+    The loss of a round is computed from its densities on a grid, rounded down and up. One Fourier transform composes all
+    rounds."""
     z, G = event.noise_multiplier, event.examples_per_user
-    edges = np.linspace(-9 * z, G + 9 * z, 100_001)  # beyond is less than 1e-18
+    edges = np.linspace(-9 * z, G + 9 * z, 100_001)  # the tail beyond has probability below 1e-18
     middle = (edges[1:] + edges[:-1]) / 2
     shares = binom.pmf(range(G + 1), G, event.sampling_prob)
     ratio = np.log(sum(p * np.exp((i * middle - i * i / 2) / z**2) for i, p in enumerate(shares)))
@@ -79,7 +81,7 @@ def composed_epsilons(event: ExampleGaussian, rounds: int, delta: float, step: f
             whole = np.maximum(np.fft.irfft(np.fft.rfft(one, size) ** rounds, size), 0)
             losses = (np.arange(size) + rounds * cell.min()) * step
 
-            whole, losses = whole[losses > 0], losses[losses > 0]  # the others add nothing at epsilon 0 or more
+            whole, losses = whole[losses > 0], losses[losses > 0]  # other outcomes add nothing for epsilon >= 0
 
             def excess(eps, whole=whole, losses=losses):
                 above = losses > eps
@@ -105,8 +107,9 @@ def test_many_rounds_are_bounded_by_the_convolution_of_their_losses(event, round
 
 
 def published_runs() -> list[tuple[str, float, float, float, int, float, float]]:
-    """Each private setting of the published fine-tuning results once: kind, asked and claimed epsilon, z, rounds, q and
-    delta."""
+    """Return each private setting of the published fine-tuning results once.
+
+    The fields are kind, requested and claimed epsilon, z, rounds, q and delta."""
     lines = [json.loads(line) for line in FINE_TUNING.read_text().splitlines()]
     settings = set()
     for line in lines:
@@ -140,7 +143,7 @@ def test_one_example_per_user_is_sampling_of_users():
 
 
 def test_more_examples_of_a_user_cost_more_and_never_more_than_all_at_once():
-    """Drawn together, G examples are one with G times the bound: z / G at the probability that any is drawn."""
+    """The worst case: all G examples are drawn together, as one example of G times the bound, so with noise z / G."""
     costs = [
         epsilon([(ExampleGaussian(sampling_prob=0.02, examples_per_user=G, noise_multiplier=4.0), 50)], 1e-6, "pld")
         for G in (1, 2, 4)
@@ -209,7 +212,7 @@ def test_the_planner_compares_both_ways_to_sample_at_one_epsilon(monkeypatch):
     both = compare_sampling(estimate, 2)
     event = ExampleGaussian(sampling_prob=0.1, examples_per_user=2, noise_multiplier=both.examples_noise)
     assert epsilon([(event, 3)], 1e-4, "pld") <= both.epsilon
-    assert 2.0 < both.examples_noise < 4.0  # between one example's and all at once
+    assert 2.0 < both.examples_noise < 4.0  # between the z of one example and of all at once
     assert both.examples_std < both.users_std
 
 

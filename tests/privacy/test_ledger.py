@@ -1,4 +1,4 @@
-"""The ledger only grows: what was charged is on disk, and whatever is done to the file afterwards is seen."""
+"""The ledger only grows: charges are on disk, and every later change of the file is detected."""
 
 import json
 import os
@@ -16,7 +16,7 @@ ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
 
 @pytest.fixture
 def path(tmp_path):
-    """A ledger of five rounds, each with a z of its own."""
+    """Write a ledger of five rounds, each with another z."""
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger.create(path, {"population": 1000, "delta": 1e-4})
     for number in range(5):
@@ -175,12 +175,12 @@ def test_a_changed_line_is_seen_and_named(path, change):
     path.write_bytes(b"".join(lines))
     with pytest.raises(LedgerError, match=r"line [345]:.*untouched copy"):
         Ledger.open(path)
-    assert path.read_bytes() == b"".join(lines)  # nothing is lost by looking
+    assert path.read_bytes() == b"".join(lines)  # reading does not change the file
 
 
 @pytest.mark.parametrize("at", [-1, -2, -40, -120])
 def test_a_changed_bit_of_the_last_line_never_cuts_it_off(path, at):
-    """The line was written whole, so its charge was made; without JSON it must not pass for a torn one."""
+    """The line was written completely, so the charge was made. If it is not valid JSON it must not be taken for a torn line."""
     Ledger.open(path).charge(ROUND, round=7)
     whole = bytearray(path.read_bytes())
     for bit in range(8):
@@ -207,7 +207,7 @@ def test_an_edited_header_is_seen(path):
 
 
 def resealed(path, record, line=3):
-    """The file with one line rewritten by somebody who knows how to seal a chain."""
+    """Return the content with one line changed and all hashes recomputed, as an attacker could do."""
     head, written = "", []
     for number, one in enumerate(lines_of(path), start=1):
         body, _ = {**json.loads(one)}, None
@@ -265,7 +265,7 @@ def test_a_shortened_ledger_does_not_contain_what_a_checkpoint_remembers(path):
     ledger.charge(ROUND, 5)
     assert ledger.contains(length, head)
     assert Ledger.open(path).contains(length, head)
-    path.write_bytes(b"".join(lines_of(path)[:-2]))  # cut at a line's end: a valid chain, and too short
+    path.write_bytes(b"".join(lines_of(path)[:-2]))  # cut at the end of a line: a valid chain that is too short
     shortened = Ledger.open(path)
     assert len(shortened) == 4
     assert not shortened.contains(length, head)
@@ -390,7 +390,7 @@ def test_the_file_beside_a_ledger_adds_what_the_server_sees_and_replaces_nothing
 
 
 def test_seeded_runs_of_two_configurations_have_two_ids():
-    """A population takes the charges of one id for those of one run."""
+    """In the population's ledger all charges with one id count as those of one run."""
     for place in range(16):
         own, other = ("".join("b" if i == changed else "a" for i in range(64)) for changed in (None, place))
         assert new_run_id(own) == new_run_id(own) != new_run_id(other)

@@ -1,4 +1,4 @@
-"""Coefficients of correlated noise: sensitivity by brute force and by jax-privacy, error by dense matrices, optima."""
+"""Coefficients of correlated noise: sensitivity, error and optima, compared with brute force, dense matrices and jax-privacy."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ def dense(column: np.ndarray) -> np.ndarray:
 
 
 def largest_by_brute_force(matrix: np.ndarray, separation: int) -> float:
-    """The largest norm of a sum of columns, over all sets of rounds that are at least `separation` apart."""
+    """Return the largest norm of a sum of columns, over all sets of rounds that are at least `separation` apart."""
     rounds, most = len(matrix), 0.0
     for pattern in range(1, 2**rounds):
         times = [t for t in range(rounds) if pattern >> t & 1]
@@ -70,7 +70,7 @@ def test_coefficients_that_increase_or_are_negative_are_refused():
         separated_sensitivity(np.array([1.0, 0.2, 0.3]), 1, 3)
     with pytest.raises(InvalidValue, match="non-negative"):
         separated_sensitivity(np.array([1.0, -0.1, -0.2]), 1, 3)
-    # The formula would be too small for them: a pattern with another distance is worse.
+    # For these coefficients the formula is too small: a pattern with another distance has a larger norm.
     column = np.array([1.0, 0.0, 0.9, 0.0])
     assert largest_by_brute_force(dense(column), 1) >= largest_by_brute_force(dense(column), 2)
 
@@ -118,7 +118,7 @@ def test_the_error_of_independent_noise_is_that_of_one_band():
 
 @pytest.mark.system
 def test_sensitivity_and_error_are_those_of_jax_privacy():
-    """To start jax takes ten seconds. `benchmarks/correlated_noise.py --jax-privacy` compares the optima too."""
+    """Slow, because jax takes ten seconds to start. `benchmarks/correlated_noise.py --jax-privacy` also compares the optima."""
     jax = pytest.importorskip("jax")
     from jax_privacy.matrix_factorization import buffered_toeplitz
     from jax_privacy.matrix_factorization import toeplitz as library

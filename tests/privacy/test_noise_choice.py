@@ -41,7 +41,7 @@ def test_each_option_meets_the_target_with_the_least_noise_and_states_its_error(
 
 @pytest.mark.parametrize("error", [-0.002, 0.0, 0.0005])
 def test_a_target_is_met_whatever_the_search_returns(monkeypatch, error):
-    """The root of the search is exact to a fraction of a step, and the step beside it may miss the target."""
+    """The search finds z to within a fraction of the printed step, so the nearest step may miss the target."""
     search = noise_choice.brentq
     monkeypatch.setattr(noise_choice, "brentq", lambda *args, **named: search(*args, **named) + error)
 
@@ -80,7 +80,7 @@ def test_impossible_values_are_refused():
 
 
 def test_each_option_costs_what_a_run_with_its_settings_is_charged():
-    """The event of a plan with the option's sampler and noise, over all rounds, by the same rule as a ledger's."""
+    """The epsilon of an option equals that of the events of a plan with its sampler and noise, over all rounds."""
     population, rounds = 1000, 12
     options = compare_noise(population=population, users_per_round=100, rounds=rounds, epsilon=8.0, delta=1e-4, **QUICK)
     for option in options:

@@ -123,7 +123,7 @@ def test_noise_is_judged_by_its_norm_beside_the_clip(sigma, verdict):
 
 
 def test_fewer_parameters_bear_more_noise():
-    """LoRA and small models: the norm of the noise grows with the square root of the number of parameters."""
+    """The norm of the noise grows with the square root of the number of parameters, so LoRA and small models tolerate more."""
     large, small = (NoiseLevel(noise_std=0.3, clip_norm=15.0, parameters=n) for n in (1_000_000, 10_000))
     assert large.ratio == pytest.approx(10 * small.ratio)
     assert large.is_dominant

@@ -1,4 +1,4 @@
-"""A ledger that a store once had must be there, and a newer store of the same users continues it."""
+"""The record of a store's ledgers: a recorded ledger must exist, and a newer store of the same users continues it."""
 
 import contextlib
 import errno
@@ -36,7 +36,7 @@ ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
 
 @pytest.fixture
 def own(run, store, tmp_path):
-    """The run on a copy of the store that nothing was charged to yet."""
+    """Return the run on a copy of the store without charges."""
     uncharged_copy(store.path, tmp_path / "store")
     return replace(run, corpus=tmp_path / "store", training=unheard.Training(rounds=1))
 
@@ -113,7 +113,7 @@ def test_a_store_that_lost_its_digests_too_is_refused(own, tmp_path):
 
 
 def test_a_copy_of_a_store_needs_its_ledger(own, tmp_path):
-    """Its users are the same people: a copy that begins a ledger of its own would forget what they have spent."""
+    """A copy has the same users. If it began its own ledger, earlier charges to them would be lost."""
     list(unheard.train(own, tmp_path / "first"))
     copy = shutil.copytree(tmp_path / "store", tmp_path / "copy", ignore=shutil.ignore_patterns("ledger.jsonl"))
     with pytest.raises(LedgerError, match="is missing"):
@@ -126,7 +126,7 @@ def test_a_copy_of_a_store_needs_its_ledger(own, tmp_path):
 
 
 def test_a_ledger_that_was_cut_to_the_start_of_the_last_run_is_an_error(own, tmp_path):
-    """The store remembers the ledger when a checkpoint is saved, not only when a run begins."""
+    """The store records the ledger's position when a checkpoint is saved, not only when a run begins."""
     list(unheard.train(own, tmp_path / "first"))
     ledger = tmp_path / "store" / "ledger.jsonl"
     lines = ledger.read_bytes().splitlines(keepends=True)
@@ -148,7 +148,7 @@ def test_a_store_never_remembers_an_earlier_position_again(own, tmp_path):
 
 @pytest.mark.parametrize(("before", "after"), [(b'"events"', b'"evenus"'), (b'"digests"', b'"digestr"')])
 def test_a_damaged_record_of_the_corpus_is_an_error(own, tmp_path, before, after):
-    """Without its events a private vocabulary would look free, without its digests the store would not be checked."""
+    """Without the events a private vocabulary would cost nothing; without the digests the store would not be checked."""
     path = tmp_path / "store" / "corpus.json"
     record = json.loads(path.read_bytes())
     record["vocabulary"]["events"] = []
@@ -211,7 +211,7 @@ def test_a_newer_store_continues_the_charges_and_the_budget(tmp_path):
     assert population.is_filter
     with pytest.raises(BudgetExceeded):
         population.charge("a run in November", 0, PoissonGaussian(sampling_prob=1.0, noise_multiplier=0.5), 0)
-    shutil.rmtree(october.path)  # its users may have asked for that
+    shutil.rmtree(october.path)  # users may have asked for the deletion
     assert len(ledger_of(november).events) == 2
 
 
@@ -272,7 +272,7 @@ def test_an_earlier_ledger_stays_to_be_joined_until_its_charges_are_copied(tmp_p
 
 
 def test_a_store_remembers_where_its_ledger_stood_when_it_was_last_opened(tmp_path):
-    """Wherever it was moved to, and however often it was opened before."""
+    """Also after the store was moved, and after any number of earlier openings."""
     store = tmp_path / "store"
     store.mkdir()
     lengths = []
@@ -306,7 +306,7 @@ def test_a_store_remembers_where_its_ledger_stood_when_it_was_last_opened(tmp_pa
 def test_a_position_that_cannot_be_remembered_is_an_error_unless_the_ledger_is_elsewhere(
     own, tmp_path, monkeypatch, number, is_inside, passes
 ):
-    """A store that is read-only keeps its ledger elsewhere. No other failure may leave the record behind the charges."""
+    """A read-only store has its ledger elsewhere. In all other cases a record that cannot be updated is an error."""
     ledger = tmp_path / "store" / "ledger.jsonl" if is_inside else tmp_path / "people.jsonl"
 
     def fail(*_):

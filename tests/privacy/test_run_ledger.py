@@ -61,7 +61,7 @@ def invoke(*words: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, store, model, plan) -> Path:
-    """A store of its own, two runs of 6 rounds on it, and the first run as it was after 2 rounds."""
+    """Train two runs of 6 rounds on a copy of the store, and keep a copy of the first run after 2 rounds."""
     base = tmp_path_factory.mktemp("rolled")
     uncharged_copy(store.path, base / "store")
     run = unheard.Run(
@@ -80,7 +80,7 @@ def trained(tmp_path_factory, store, model, plan) -> Path:
 
 @pytest.fixture
 def base(trained, tmp_path) -> Path:
-    """A copy of `trained` whose run files name the copied store."""
+    """Copy `trained`, and change the run files to name the copied store."""
     copy = shutil.copytree(trained, tmp_path / "copy")
     for file in copy.glob("*/run.toml"):
         file.write_text(file.read_text().replace(str(trained), str(copy)))
@@ -185,7 +185,7 @@ def test_a_checkpoint_that_cannot_be_read_is_an_error_with_advice(base, content)
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_checkpoint_that_is_listed_and_cannot_be_found_is_an_error(base, reader):
-    """What it remembers is not known: without it a shortened ledger, or one begun anew, would pass."""
+    """Without the position in this checkpoint, a shortened or new ledger would not be detected."""
     (base / "r" / "checkpoints" / "round-00000099.safetensors").symlink_to(base / "gone")
     with pytest.raises(CheckpointCorrupt, match=r"changes while it is read|is missing"):
         READERS[reader](base / "r")
@@ -206,7 +206,7 @@ def test_a_bare_ledger_can_be_stated(base, tmp_path):
     "left", ["metrics.jsonl", "statement.json", "vocabulary.txt", "checkpoints", "model.safetensors"]
 )
 def test_a_ledger_beside_any_file_of_a_run_is_not_read_alone(base, tmp_path, left):
-    """A folder that has lost its other files, and the end of its ledger, would be stated with a smaller epsilon."""
+    """A folder without its other files and without the end of its ledger would have a statement with a smaller epsilon."""
     (tmp_path / "left").mkdir()
     for name in ("ledger.jsonl", left):
         (base / "r" / name).rename(tmp_path / "left" / name)
@@ -221,7 +221,7 @@ def test_one_charge_that_a_crash_leaves_in_the_populations_ledger_is_no_fault(ba
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Ledger, "charge", power_loss)
-    for _ in range(3):  # each time after the population was charged
+    for _ in range(3):  # always after the charge to the population
         with pytest.raises(KeyboardInterrupt):
             list(unheard.resume(base / "r", rounds=7))
     monkeypatch.undo()
@@ -246,7 +246,7 @@ def test_a_seeded_run_that_is_repeated_continues_and_one_that_was_rolled_back_do
 @pytest.mark.parametrize("has_record", [True, False])
 @pytest.mark.parametrize("name", ["r", "early"])
 def test_a_populations_ledger_that_is_gone_is_never_begun_anew(base, name, has_record):
-    """The store's record of its ledgers notices it, and without it the checkpoints of the run."""
+    """The store's record of its ledgers shows the loss; if the record is lost too, the run's checkpoints do."""
     (base / "store" / "ledger.jsonl").unlink()
     if not has_record:
         (base / "store" / RECORD).write_text(json.dumps(NO_LEDGERS))
@@ -259,7 +259,7 @@ def test_a_populations_ledger_that_is_gone_is_never_begun_anew(base, name, has_r
 @pytest.mark.parametrize("record", ["kept", "put back to its first state", "begun anew"])
 @pytest.mark.parametrize("reader", READERS)
 def test_every_reader_asks_for_the_ledger_that_the_store_has_lost(base, reader, record):
-    """It may hold more charges of the run than the folder, which may have been put back to an earlier state."""
+    """The lost ledger may have had more charges of the run than the folder, which may have been restored to an earlier state."""
     store = base / "store"
     (store / "ledger.jsonl").unlink()
     if record != "kept":
@@ -346,7 +346,7 @@ def test_a_damaged_ledger_of_a_store_is_named_in_its_statement(base, content):
 def test_every_reader_needs_the_record_of_the_nodes_that_the_run_began_with(base, how):
     folder = RunFolder(base / "r")
     folder.federated.write_text('{"secure_aggregation": false}')
-    if how != "added":  # now the checkpoint is one of a federated run
+    if how != "added":  # now the checkpoint is that of a federated run
         run, _ = read_saved_run(folder.run_file)
         save_checkpoint(folder, run.model, newest_checkpoint(folder).state, Ledger.read(folder.ledger), keep=1)
         assert Ledger.read(folder.ledger).facts["federated"] == {"secure_aggregation": False}
@@ -431,7 +431,7 @@ def test_each_round_is_evaluated_once_in_the_metrics_after_a_resume(base):
     run, _ = read_saved_run(base / "early" / "run.toml")
     list(unheard.train(run, base / "new"))
     file = base / "new" / "metrics.jsonl"
-    with open(file, "a") as lines:  # what a kill leaves after rounds that no checkpoint holds
+    with open(file, "a") as lines:  # the state after a kill in rounds without a checkpoint
         lines.write(json.dumps({**row, "round": 4, "accuracy_top1": 0.999}) + "\n" + '{"round": 5, "acc')
     list(unheard.resume(base / "new", rounds=6))
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -465,7 +465,7 @@ def test_verify_notices_damaged_metrics_tokens_and_measures(base, name, content,
     (base / "r" / name).write_text(content if kept is None else "".join(kept))
     found = findings(base / "r")
     assert list(found) == [check]
-    if kept is not None:  # noticed by the rounds that are missing, not only by the digest
+    if kept is not None:  # detected by the missing rounds, not only by the digest
         assert "lacks the evaluation" in found[check]
 
 
@@ -480,7 +480,7 @@ def test_verify_knows_the_tokenizer_of_a_run_without_its_store(base):
 
 
 def test_metrics_may_be_deleted_and_begin_anew(base):
-    """Neither the model nor the ledger needs them, and the messages about damaged ones say so."""
+    """Neither the model nor the ledger needs metrics.jsonl. The messages about a damaged file recommend to delete it."""
     (base / "r" / "metrics.jsonl").unlink()
     assert findings(base / "r") == {}
     list(unheard.resume(base / "r", rounds=9))
@@ -512,7 +512,7 @@ def test_words_and_tokens_of_another_run_are_refused(base, reader, name, old, ne
 
 @pytest.mark.parametrize("reader", ["predict", "Released", "evaluate", "unheard.evaluate"])
 def test_words_of_another_number_are_refused_also_where_the_ledger_names_none(base, reader, monkeypatch):
-    """As ledgers of the first version."""
+    """Ledgers of version 0.1.0 do not name the word list."""
     facts = Ledger.read(base / "r" / "ledger.jsonl").facts
     older = SimpleNamespace(facts={name: fact for name, fact in facts.items() if name != "vocabulary"})
     monkeypatch.setattr(released, "read_run_ledger", lambda _: older)
@@ -565,7 +565,7 @@ def test_an_empty_path_of_a_ledger_is_refused(base, tmp_path, monkeypatch, ledge
 @pytest.mark.skipif(os.name != "posix", reason="special files of POSIX")
 @pytest.mark.parametrize("ledger", ["/proc/self/mem", "/dev/zero", "/dev/null", "fifo", "loop"])
 def test_a_special_file_is_refused_as_a_ledger_at_once(tmp_path, ledger):
-    """A pipe would wait for its other end, and a lock file cannot be made beside a file of the kernel."""
+    """Opening a named pipe would block, and no lock file can be created next to a file such as /dev/zero."""
     path = Path(ledger) if ledger.startswith("/") else tmp_path / ledger
     if ledger == "fifo":
         os.mkfifo(path)

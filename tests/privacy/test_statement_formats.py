@@ -1,4 +1,4 @@
-"""The formats of a statement: every item that they promise, figures from the events, and nothing private or executable."""
+"""Formats of a statement: each has all of its items, the figures follow from the events, and nothing is private or executable."""
 
 import doctest
 import json
@@ -187,7 +187,7 @@ def test_a_selection_says_that_tuning_is_included():
 
 
 def test_a_claim_that_no_accountant_computed_uses_its_own_pair_alone(content):
-    """A declared budget covers more than was charged, so the profile of the charged events says too little about it."""
+    """A declared budget covers more events than were charged, so the profile of the charged events must not be used."""
     declared = {**content, "claimed": {**content["claimed"], "epsilon": 2.0, "accountant": "the declared budget"}}
     data = report_data(declared)
     assert data["mu"] is None
@@ -196,7 +196,7 @@ def test_a_claim_that_no_accountant_computed_uses_its_own_pair_alone(content):
 
 
 def gaussian_rates(mu):
-    """The true-positive rate of the best test of N(mu, 1) against N(0, 1), at each false-positive rate."""
+    """Return the true-positive rate of the best test of N(mu, 1) against N(0, 1), at each false-positive rate."""
     return {rate: float(norm.cdf(norm.ppf(rate) + mu)) for rate in (0.001, 0.01)}
 
 
@@ -284,7 +284,7 @@ def test_figures_of_a_run_that_was_stopped_are_those_of_its_declared_rounds():
     content = compute_statement(declared(9, event), entries(2, event))
     assert content["against_server"]["epsilon"] == best_epsilon([(Gaussian(noise_multiplier=4.0), 9)], 1e-5).epsilon
     agree(report_data(content)["against_server"], 3 / 4.0)
-    # Longer than declared: the claim is at a smaller delta, and no profile follows from it.
+    # The run is longer than declared: the claim is at a smaller delta, so there is no profile.
     longer = report_data(compute_statement(declared(4, ROUND), entries(7, ROUND)))
     assert longer["mu"] is None
 

@@ -1,4 +1,4 @@
-"""Mu and true-positive rates, recomputed here without the accountants."""
+"""Mu and true-positive rates, compared with a computation without the accountants."""
 
 import doctest
 import math
@@ -16,7 +16,7 @@ RATES = (0.001, 0.01)
 
 
 class Profile:
-    """The privacy profile of Poisson-sampled Gaussian rounds by direct numerical convolution of the loss, both directions.
+    """The privacy profile of Poisson-sampled Gaussian rounds by numerical convolution of the loss, in both directions.
 
     The loss of one round is binned finely (to the nearest bin, not upwards) and convolved by a Fourier transform.
     """
@@ -57,7 +57,7 @@ def test_the_figures_of_a_gaussian_release_are_exact():
 
 
 def test_the_true_positive_rate_of_one_sampled_round_is_that_of_the_best_test():
-    """Neyman and Pearson: the best test of one round is a threshold on the noisy sum, in either direction."""
+    """By the Neyman-Pearson lemma the best test of one round is a threshold on the noisy sum, in either direction."""
     q, z = 0.3, 0.8
     found = figures([PoissonGaussian(sampling_prob=q, noise_multiplier=z)], 1e-6).true_positive_rates
     for rate in RATES:

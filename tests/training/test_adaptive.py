@@ -40,7 +40,7 @@ def followed(folder) -> float:
 
 
 def norms_of_users(run, store, params_P) -> np.ndarray:
-    """Each user's update if nobody clipped it. With one local step that is what the clip sees."""
+    """Return the norm of each user's update without a clip. With one local step this is the norm that is clipped."""
     plan = replace(run.plan, clip=unheard.NoClip(), noise=unheard.NoNoise()).at(0, run.model.layout)
     engine = EngineChoice(kind="reference").build(run.model)
     users = read_users(store.train, np.arange(store.train.num_users), False)

@@ -1,4 +1,4 @@
-"""Sampling of examples with a guarantee for users: who is drawn, what is added, what is charged, what is refused."""
+"""Sampling of examples with a guarantee for users: the draw, the sum, the charge, and the refused combinations."""
 
 import json
 import math
@@ -84,7 +84,7 @@ def test_a_run_charges_its_event_and_the_statement_says_what_is_left_out(store, 
     statement = json.loads((tmp_path / "run" / "statement.json").read_text())
     assert statement["claimed"]["accountant"] == "pld"
     assert any("at most 3 examples of each user" in line for line in statement["warnings"])
-    # The same by dp-accounting itself, from nothing but the text of the ledger.
+    # The same epsilon, computed by dp-accounting from the text of the ledger alone.
     lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
     charged = [line["event"] for line in lines if "event" in line]
     assert charged == [charged[0]] * 3

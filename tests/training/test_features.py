@@ -1,4 +1,4 @@
-"""Numbers about the user beside their text: from the store through both engines into a model that predicts by them."""
+"""User features: the store, both engines and the evaluation pass them to a model that predicts from them."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from unheard.errors import CorpusCorrupt, ModelError
 
 @pytest.fixture
 def two_kinds(tmp_path):
-    """Users of kind 0 repeat word 3, users of kind 1 word 4; only the feature tells which, before the first word."""
+    """Users of kind 0 repeat word 3, users of kind 1 word 4. Before the first word only the feature shows the kind."""
     kinds = np.arange(24) % 2
     texts = [np.array([BOS, 3 + kind] * 5) for kind in kinds]
     features = np.eye(2, dtype="float32")[kinds]

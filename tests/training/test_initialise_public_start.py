@@ -1,4 +1,4 @@
-"""A public start from end to end: training without privacy on public text, then privately, and the statement about it."""
+"""A public start: train without privacy on public text, then privately from that model, and check the statement."""
 
 import json
 import math
@@ -98,7 +98,7 @@ def _ledger(folder):
 
 
 def test_a_model_is_known_to_the_population_before_it_is_on_disk(run, tmp_path, monkeypatch):
-    """However the write ends: a copy of what was written can never be taken for a public model."""
+    """Also if the write fails: a copy of the written file can never be declared a public model."""
     own = replace(run, ledger=tmp_path / "ledger.jsonl", training=unheard.Training(rounds=1))
     real, known = checkpoint._save, []
 

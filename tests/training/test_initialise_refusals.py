@@ -1,4 +1,4 @@
-"""What cannot be trained or continued is refused before anything is charged or created."""
+"""A run that cannot be trained or continued is refused before anything is charged or created."""
 
 import math
 import re
@@ -52,7 +52,7 @@ def test_a_start_that_is_not_there_is_named(run, store, tmp_path, is_public):
 
 
 def test_a_checkpoint_of_another_model_is_not_continued(run, tmp_path):
-    """Its bytes are as they were written: only its number of parameters says that it is not of this run."""
+    """The file is intact: only the number of parameters shows that it belongs to another run."""
     unheard.train(run, tmp_path / "r").close()
     folder, larger = RunFolder(tmp_path / "r"), replace(run.model, hidden_size=9)
     ledger = Ledger.read(folder.ledger)
@@ -66,7 +66,7 @@ def test_a_checkpoint_of_another_model_is_not_continued(run, tmp_path):
 
 @pytest.mark.parametrize("lost", ["run_hash", "corpus", "start"])
 def test_a_seeded_run_whose_ledger_does_not_name_its_settings_store_and_start_is_not_continued(run, lost):
-    """Streams of fewer parts would be shared with other runs."""
+    """Streams whose key lacks one of these facts would be shared with other runs."""
     seeded = replace(run, training=replace(run.training, reproducible_seed=3))
     whole = {"randomness": {"streams": "scoped"}, "run_hash": "a", "corpus": "b", "start": {"sha256": "c"}}
     streams_of(seeded, whole, "text")
@@ -158,7 +158,7 @@ def test_a_checkpoint_whose_position_in_the_populations_ledger_is_of_another_for
 
 @pytest.mark.parametrize("way", ["train", "resume"])
 def test_noise_that_nodes_add_needs_nodes_when_a_run_begins_and_when_it_continues(run, tmp_path, monkeypatch, way):
-    """On this machine alone nobody would add it."""
+    """Without nodes the noise would be missing."""
     noise = DistributedGaussianNoise(noise_multiplier=1.0, min_parties=3)
     federated = replace(run, plan=replace(run.plan, noise=noise))
     if way == "resume":

@@ -1,4 +1,4 @@
-"""kill -9 at random moments, several times: the ledger never under-counts, and training goes on.
+"""kill -9 at random moments, several times: the ledger never under-counts, and training continues.
 
 Each start imports torch, so there are few of them here; tests/faults kills at every step. UNHEARD_KILLS=50 kills fifty times.
 """
@@ -31,7 +31,7 @@ def start(*words: object) -> subprocess.Popen:
 
 
 def released_round(folder: Path) -> int:
-    """The round of the released model, 0 if there is none."""
+    """Return the round of the released model; 0 if there is none."""
     if not (folder / "model.safetensors").exists():
         return 0
     with safe_open(folder / "model.safetensors", framework="pt") as file:
@@ -54,7 +54,7 @@ def test_kill_9_at_random_moments_never_under_counts(run, tmp_path):
             if (folder / "ledger.jsonl").exists()
             else start("train", tmp_path / "run.toml", "--out", folder)
         )
-        while charged(folder) == seen and going.poll() is None:  # let it begin, then strike within a few rounds
+        while charged(folder) == seen and going.poll() is None:  # wait for the start, then kill within a few rounds
             time.sleep(0.005)
         time.sleep(rng.random() * 0.25)
         going.send_signal(signal.SIGKILL)

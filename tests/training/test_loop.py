@@ -1,4 +1,4 @@
-"""Time: charged before released, resumed without under-counting, stopped by its budget."""
+"""The training loop: rounds are charged before a release, a resume never under-counts, and a budget stops the run."""
 
 import json
 import shutil
@@ -139,7 +139,7 @@ def test_rounds_done_again_are_charged_again_and_draw_anew(run, tmp_path, monkey
 
 
 def _only_at_even_rounds(save):
-    """As kill -9 would have it: no last save on the way out."""
+    """Return a function that saves checkpoints at even rounds only, so a stop at an odd round loses it as kill -9 does."""
     return lambda folder, model, state, ledger, keep: state.round % 2 or save(folder, model, state, ledger, keep)
 
 
@@ -213,7 +213,7 @@ def test_resume_goes_further_when_asked_to(run, tmp_path):
 
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_resuming_writes_a_model_that_is_missing_or_older_than_the_newest_checkpoint(run, tmp_path, is_lost):
-    """A kill between the last checkpoint and its model would otherwise release an earlier round for ever."""
+    """Otherwise, after a kill between the last checkpoint and its model, the released model would stay an older one."""
     folder = tmp_path / "r"
     list(unheard.train(run, folder))
     complete = (folder / "model.safetensors").read_bytes()
@@ -318,7 +318,7 @@ def test_an_edited_run_file_is_refused(run, tmp_path):
 
 
 def test_a_run_without_a_newer_key_resumes_unchanged_and_another_run_of_that_name_is_refused(run, tmp_path):
-    """Its run file does not have keep_norm; then vectors were put back, and the hash was of what was written."""
+    """Run files without the key keep_norm are of a version that always rescaled word vectors, and have another hash."""
     begun = replace(run, model=replace(run.model, keep_norm=True))
     list(unheard.train(begun, tmp_path / "r"))
     file = tmp_path / "r" / "run.toml"
@@ -470,7 +470,7 @@ def test_a_statement_names_a_seeded_parent_and_a_model_declared_public(run, tmp_
 
 
 def test_warnings_of_the_first_run_are_in_the_statements_of_later_runs(run, tmp_path):
-    """Its noise, and its origin, are in all their models."""
+    """All later models contain the noise and the start of the first run."""
     list(unheard.train(reproducible(run), tmp_path / "seeded"))
     list(unheard.train(replace(run, ledger=tmp_path / "others.jsonl"), tmp_path / "of-others"))
     for name, start in (
@@ -531,7 +531,7 @@ def test_a_run_from_another_model_at_the_same_path_has_other_noise(run, tmp_path
 
 
 def other_text(store: TokenStore, path: Path) -> TokenStore:
-    """A store that was prepared like another, so that its corpus.json is the same, from other text."""
+    """Write a store from other text that was prepared in the same way, so that its corpus.json is the same."""
     users = [store.train.tokens(k)[::-1].copy() for k in range(store.train.num_users)]
     held_out = [store.held_out.tokens(k) for k in range(store.held_out.num_users)]
     other = write_store(path, train=users, held_out=held_out, vocabulary=store.vocabulary, info=store.info)
@@ -599,4 +599,4 @@ def test_evaluations_after_a_round_are_dropped_and_the_others_stay_as_they_are(t
         before = folder.metrics.read_bytes()
         folder.drop_metrics_after(kept)
         assert [row["round"] for row in folder.read_metrics()] == [*range(1, kept + 1)]
-        assert before.startswith(folder.metrics.read_bytes())  # a checkpoint remembers these bytes
+        assert before.startswith(folder.metrics.read_bytes())  # a checkpoint has the digest of these bytes

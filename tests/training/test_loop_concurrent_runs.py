@@ -1,4 +1,4 @@
-"""Runs that train together give the results that each gives alone, and do not disturb each other."""
+"""Runs that train together have the same results as runs that train alone, and do not affect each other."""
 
 import threading
 from dataclasses import replace
@@ -21,7 +21,7 @@ from unheard.training.loop import train_together
 
 @pytest.fixture
 def runs(store, model, plan) -> list[unheard.Run]:
-    """They differ in S, noise, learning rate, seed, clip and length."""
+    """Return runs that differ in S, noise, learning rate, seed, clip and length."""
     plans = [
         plan,
         replace(plan, clip=unheard.FlatClip(norm=0.3)),
@@ -126,7 +126,7 @@ def test_training_no_runs_is_an_error(tmp_path):
 
 
 def test_noise_of_the_next_round_is_drawn_ahead_once_per_round(runs, tmp_path, monkeypatch):
-    """The noise of an attempt is started in the turn before, while that turn is charged; none is drawn that is not used."""
+    """The noise of a round is drawn while the round before it is charged. No noise is drawn that is not used."""
     drawn, turns, noise_of, run_rounds = [], [], ReproducibleStreams.noise, loop.run_rounds
     monkeypatch.setattr(
         ReproducibleStreams,
@@ -143,14 +143,14 @@ def test_noise_of_the_next_round_is_drawn_ahead_once_per_round(runs, tmp_path, m
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_ledgers_of_their_own_are_charged_at_the_same_time(runs, tmp_path, monkeypatch, is_shared):
-    """With a ledger in common the charges follow each other."""
+    """Runs that share a ledger are charged one after the other."""
     together, most, charge = [], [], JointLedger.charge
     meeting = threading.Barrier(2)
 
     def slow(self, *given, **more):
         together.append(0)
         if not is_shared:
-            meeting.wait(timeout=20)  # breaks unless the other charge begins before this one ends
+            meeting.wait(timeout=20)  # raises unless the other charge begins before this one ends
         most.append(len(together))
         charge(self, *given, **more)
         together.pop()

@@ -76,7 +76,7 @@ def test_a_comparison_of_kinds_of_noise_chooses_correlated_noise(new_file, monke
 
     monkeypatch.setattr(new_run_file, "compare_noise", compare_quickly)
     new, run = new_file(epsilon=4.0, compares_noise=True)
-    assert deltas == [run.claimed_delta]  # the noise meets the target at the delta that is written, rounded as it is
+    assert deltas == [run.claimed_delta]  # the noise meets the target at the rounded delta of the file
     assert run.plan.at(0, run.model.layout).event(39).index == 39
     assert run.plan.correlated_facts()["rounds"] == 40
     events = [run.plan.at(0, run.model.layout).event(i) for i in range(40)]

@@ -82,7 +82,7 @@ def run_of(place: Path, parts=BANDED, *, seed: int | None = None, rounds: int = 
 
 @pytest.fixture(autouse=True)
 def quick_statements(monkeypatch):
-    """Statements take a second each, and what they say is tested elsewhere."""
+    """Replace the computation of statements, which takes a second each; other tests check their content."""
 
     def charges(_, entries):
         return {"claim": "", "charges": len(entries)}
@@ -94,7 +94,7 @@ def quick_statements(monkeypatch):
 
 
 def go(run: unheard.Run, folder: Path, *, stop: int | None = None, rounds: int | None = None) -> list[int]:
-    """Start or resume the run, and leave the loop after a round."""
+    """Start or resume the run, and stop after a round."""
     is_there, seen = folder.exists(), []
     reports = (
         unheard.resume(folder, engine=ENGINE, rounds=rounds) if is_there else unheard.train(run, folder, engine=ENGINE)
@@ -194,7 +194,7 @@ def test_a_resumed_run_continues_with_the_coefficients_of_its_header(place, monk
 
 
 def opened(folder: Path) -> tuple[JointLedger, noise_state.NoiseState]:
-    """The ledgers and the noise state of a folder, as training opens them."""
+    """Return the ledgers and the noise state of a folder, opened as in training."""
     saved, _ = read_saved_run(folder / "run.toml")
     ledger = reopen_ledgers(saved, RunFolder(folder), TokenStore.open(saved.corpus))
     streams = streams_of(saved, ledger.facts, unheard.TokenStore.open(saved.corpus).content_digest)
@@ -210,7 +210,7 @@ def test_only_the_owner_can_read_the_state_and_it_is_deleted_at_the_end(place):
         assert path.stat().st_mode & 0o077 == 0
     assert (
         len((folder / "noise" / "keys.jsonl").read_bytes().splitlines()) == 1
-    )  # the history makes older keys needless
+    )  # older keys are not needed after the history is saved
     go(run_of(place), folder)
     assert not (folder / "noise").exists()
     fits(folder)
@@ -230,8 +230,9 @@ def test_a_state_that_others_can_read_is_refused(place, name, mode):
 @pytest.mark.system
 @pytest.mark.parametrize("parts", [BANDED, BLT], ids=["banded", "blt"])
 def test_kill_9_leaves_noise_that_can_be_recomputed_and_no_index_twice(parts, place):
-    """The steps of the second and third round: key, charges, draw, sum, noise, checkpoint; a longer programme is
-    benchmarks/correlated_kills.py."""
+    """Kill at each step of the second and third round: key, charges, draw, sum, noise, checkpoint.
+
+    benchmarks/correlated_kills.py is a longer test."""
     dry = place / "dry"
 
     def list_steps() -> str:
@@ -334,7 +335,7 @@ def test_lost_state_ends_the_mechanism_and_the_new_one_is_charged(place, caplog)
 
 
 def test_a_second_mechanism_of_a_seeded_run_has_keys_of_its_own(place, monkeypatch):
-    """Its attempts are numbered from 0 again. Noise or groups of the first mechanism must not return."""
+    """Its attempts are numbered from 0 again, and must not reuse noise or groups of the first mechanism."""
     keys = {"noise_key": [], "groups_key": []}
     for name, seen in keys.items():
         real = getattr(ReproducibleStreams, name)
@@ -351,7 +352,7 @@ def test_a_second_mechanism_of_a_seeded_run_has_keys_of_its_own(place, monkeypat
 
 
 def test_the_state_of_an_earlier_mechanism_of_the_same_run_is_refused(place):
-    """Both mechanisms have as many attempts, the same coefficients and the same run."""
+    """Both mechanisms have the same number of attempts, the same coefficients and the same run."""
     folder, run = place / "r", run_of(place, rounds=9)
     go(run, folder, stop=2)
     shutil.move(folder / "noise", place / "first")
@@ -418,7 +419,7 @@ def swap_history(noise: Path) -> None:
 
 
 def change_key(noise: Path) -> None:
-    """One digit of a key: the file is still whole JSON."""
+    """Change one digit of a key. The file is still valid JSON."""
     path = noise / "keys.jsonl"
     *lines, last = path.read_bytes().splitlines(keepends=True)
     key = json.loads(last)["key"]
@@ -433,7 +434,7 @@ def of_another_version(noise: Path) -> None:
 
 
 def keys_of_later_attempts(noise: Path) -> None:
-    """As after a ledger that was cut."""
+    """Append a key of a later attempt, as in the folder of a run whose ledger was shortened."""
     path = noise / "keys.jsonl"
     last = json.loads(path.read_bytes().splitlines()[-1])
     later = noise_state.KeyRecord(index=last["index"] + 2, key=bytes(16), charges=last["charges"])
@@ -556,7 +557,7 @@ def test_a_charge_ahead_of_the_run_is_explained_by_the_key_that_was_written_just
 
 
 def test_a_mechanism_begins_after_the_charges_from_before_the_run():
-    """A run that begins from another one with correlated noise has noise of its own."""
+    """A run that begins from another run with correlated noise has its own noise."""
     for before in range(7):
         entries = [
             Entry(event=CorrelatedGaussian(sampling_prob=1.0, noise_multiplier=1.0, block=9, index=i), round=i, hash="")
@@ -575,11 +576,11 @@ def test_two_copies_that_train_at_once_cannot_share_the_history(place):
     with pytest.raises(LedgerError, match="Another copy"):
         population.charge("run", 3, event, 3)
     population.charge("run", 3, event, 3, again=True)  # a kill between the two ledgers
-    population.charge("run", 3, replace(event, index=0), 3)  # a new mechanism pays for itself
+    population.charge("run", 3, replace(event, index=0), 3)  # a new mechanism is charged from its first round
 
 
 def bound_state(tmp_path, *, run="r", first=2, heads="ab", parameters=7, separation=2) -> noise_state.NoiseState:
-    """The state of a mechanism in a run whose ledger has these hashes."""
+    """Return the state of a mechanism in a run whose ledger has these hashes."""
     entries = [Entry(event=PoissonGaussian(sampling_prob=1, noise_multiplier=1), round=0, hash=head) for head in heads]
 
     class Charged(SimpleNamespace):
@@ -666,7 +667,7 @@ def test_the_statement_of_a_run_says_which_noise_it_had_and_what_it_cost(place, 
 
 @pytest.mark.parametrize("key", ["sampling_prob", "noise_multiplier", "block", "separation", "sensitivity"])
 def test_verify_notices_a_header_that_states_another_number_of_correlated_noise(place, key):
-    """The ledger was written anew with a valid chain."""
+    """The forged ledger has a valid hash chain."""
     folder = place / "r"
     go(run_of(place), folder, stop=1)
     ledger = Ledger.read(folder / "ledger.jsonl")
@@ -697,7 +698,7 @@ def test_charges_that_are_not_one_after_the_other_are_an_error_or_no_mechanism(i
 
 
 def test_keys_are_for_their_owner_alone_from_the_first_one_on(place, monkeypatch):
-    """Whenever a key is on disk, before its charge."""
+    """Check the file modes before each charge, when the key of the attempt is on disk."""
     modes, real = [], JointLedger.charge
 
     def charge(self, *args, **named):
@@ -712,7 +713,7 @@ def test_keys_are_for_their_owner_alone_from_the_first_one_on(place, monkeypatch
 
 
 def test_of_several_keys_of_one_attempt_the_last_one_is_that_of_its_noise(place):
-    """A kill after the key and before the charge leaves a key that was used for nothing; the next one has the same index."""
+    """A kill between the key and the charge leaves an unused key. The next key has the same index and is the one used."""
     folder = place / "r"
     assert killed_after_rounds(place, folder, 4) == -9
 

@@ -1,4 +1,4 @@
-"""One round: who is drawn, who is measured, what is written down about them."""
+"""One round: which users are drawn, which are evaluated, and which facts the ledger records."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from unheard.training.round import AddServer, MomentumServer, Round, State, run_
 
 
 class CountingEngine:
-    """Adds nothing up, and remembers who came."""
+    """An engine that records the cohorts and returns a sum of zero."""
 
     device = torch.device("cpu")
 
@@ -34,7 +34,7 @@ class CountingEngine:
 
 
 def test_a_cohort_is_drawn_with_the_declared_q_and_not_with_one_counted_in_the_store(store, model, plan):
-    """12 expected of 600 declared: of the store's 60 users 1.2 come to a round, not 12."""
+    """12 users per round of 600 declared: q = 0.02, so 1.2 of the store's 60 users are drawn on average, not 12."""
     declared = replace(plan, population=600).at(0, model.layout)
     engine, streams, state = CountingEngine(), ReproducibleStreams(seed=3), State(round=0, params_P=model.initial(0))
     rounds = [
@@ -58,7 +58,7 @@ def test_a_cohort_is_drawn_with_the_declared_q_and_not_with_one_counted_in_the_s
 def test_every_user_of_the_store_is_drawn_with_the_declared_q_however_many_were_declared(
     store, model, plan, population
 ):
-    """With q = 1 all 60 take part. The same users in every round would not be drawn at all."""
+    """With q = 1 all 60 users of the store take part, whatever population was declared."""
     sampling = unheard.PoissonSampling(sampling_prob=1.0)
     declared = replace(plan, population=population, sampling=sampling).at(0, model.layout)
     streams, state = ReproducibleStreams(seed=3), State(round=0, params_P=model.initial(0))
@@ -109,7 +109,7 @@ def test_a_run_is_measured_on_held_out_users_and_never_on_those_it_learned_from(
 
 
 def test_the_ledger_writes_down_these_facts_and_no_others(run, store, tmp_path):
-    """All declared or public. A new one must be thought about: does it depend on the users?"""
+    """All of them are declared or public. Before you add a fact, check that it does not depend on the users."""
     list(unheard.train(run, tmp_path / "r"))
     facts = Ledger.read(tmp_path / "r" / "ledger.jsonl").facts
     assert set(facts) == {
@@ -121,7 +121,7 @@ def test_the_ledger_writes_down_these_facts_and_no_others(run, store, tmp_path):
 
 
 class Remembers(nn.Module):
-    """Adds what it saw last to what it sees now, as careless recurrent models do."""
+    """A model that keeps state between calls: it adds the previous input to the current one."""
 
     def __init__(self) -> None:
         super().__init__()

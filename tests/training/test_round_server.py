@@ -1,4 +1,4 @@
-"""The wall, and what the server does behind it."""
+"""The server accepts a `NoisyAverage` only, and its optimisers compute the next model from it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Run files: one to one with the parts, and every slip of the pen named."""
+"""Run files: tables correspond to the parts of a run one to one, and the message of an error names the wrong key."""
 
 import math
 import tomllib
@@ -68,7 +68,7 @@ def test_what_may_change_on_resumption_does_not_change_the_hash(run):
 
 
 def test_a_run_from_before_there_was_a_key_continues_as_what_was_done_then():
-    """The hash is the one that was written before [model] had keep_norm."""
+    """The hash is that of a version in which [model] had no key keep_norm."""
     tables = tomllib.loads("""
         corpus = { path = "store" }
         privacy = { population = 1000 }
@@ -86,7 +86,7 @@ def test_a_run_from_before_there_was_a_key_continues_as_what_was_done_then():
 
 
 def test_a_run_folder_from_before_there_was_a_key_reads_as_what_was_done_then(tmp_path, tables):
-    """A key left out of a user's run file has today's default; one left out of a folder's run file did not exist yet."""
+    """A missing key has the current default in a user's run file, and the behaviour of the old version in a run folder."""
     for kind in ("tied_lstm", "tied_gru"):
         tables["model"] = {"kind": kind, "vocabulary_size": tables["model"]["vocabulary_size"]}
         path = tmp_path / "run.toml"
@@ -182,7 +182,7 @@ def test_another_kind_by_override_drops_what_only_the_old_one_had(tmp_path, run)
 
 @pytest.mark.parametrize("population", [60, 1_000, 763_430, 10**9])
 def test_the_delta_of_a_run_is_the_declared_one_or_that_of_the_paper_to_the_last_digit(run, population):
-    """A delta that is rounded is another delta: below 10^-7 nothing would be left of it, or it would be larger."""
+    """A rounded delta is another delta: one below 10^-7 would become 0, or would be larger."""
     plan = replace(run.plan, population=population)
     own = replace(run, plan=plan, delta=None)
     assert own.claimed_delta == default_delta(population) == math.pow(population, -1.1)
