@@ -1,4 +1,4 @@
-"""What the tests of federated runs share."""
+"""Fixtures for the tests of federated runs."""
 
 import pytest
 
@@ -7,11 +7,11 @@ import unheard.training.loop
 
 @pytest.fixture
 def statements() -> None:
-    """Named by a test that needs the statement of its runs."""
+    """A fixture for tests that need the statement of their runs."""
 
 
 @pytest.fixture(autouse=True)
 def _only_wanted_statements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs write no statement: its epsilons take five times as long as the run. `statements` writes it."""
+    """Skip the statement unless a test requests `statements`: it takes five times as long as the run."""
     if "statements" not in request.fixturenames:
         monkeypatch.setattr(unheard.training.loop, "write_statement", lambda folder, ledger: {})

@@ -1,4 +1,4 @@
-"""A network of nodes in this process: the server's requests go through JSON as over Flower, without Ray."""
+"""A network of nodes in this process: messages are converted to JSON as with Flower, without Flower and Ray."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ Tamper = Callable[[int, Packet, Packet], Packet | None]
 
 
 class LocalNetwork:
-    """Nodes in a list. Answers may be lost or changed on their way."""
+    """Nodes in a list. Tests can drop or change their answers."""
 
     def __init__(self, nodes: list[NodeData], tamper: Tamper | None = None) -> None:
         self.memories: list[dict[str, Any]] = [{} for _ in nodes]
@@ -49,7 +49,7 @@ class LocalNetwork:
 
 
 def divided(store: Path | str, parts: int) -> list[NodeData]:
-    """The nodes of a simulation."""
+    """Return the nodes of a simulation."""
     return [NodeData(store=Path(store), part=i, parts=parts, any_model=True) for i in range(parts)]
 
 

@@ -1,6 +1,6 @@
 """The two apps under `flwr run`, with a SuperLink and SuperNodes on the loopback interface, TLS and authenticated nodes.
 
-Flower starts a process for every message, so this takes a minute or more. It is a step of its own, which CI runs too:
+Flower starts a process for every message, so this takes a minute or more. It is a separate step, which CI runs too:
 
     make deployment-test
 """
@@ -52,7 +52,7 @@ def pem(key: ec.EllipticCurvePrivateKey, kind=serialization.PrivateFormat.Tradit
 
 
 def write_certificates(folder: Path) -> None:
-    """A root and a certificate for 127.0.0.1."""
+    """Write a root certificate and a certificate for 127.0.0.1."""
     now = datetime.datetime.now(datetime.UTC)
 
     def certificate(name, key, issuer, signer, *extensions):
@@ -117,7 +117,7 @@ def test_flwr_run_trains_on_supernodes_over_tls_with_authenticated_nodes(run, st
 
     def start(name: str, *words: object) -> None:
         command = [str(BIN / str(words[0])), *map(str, words[1:])]
-        with open(tmp_path / f"{name}.log", "wb") as log:  # the process has a copy of its own
+        with open(tmp_path / f"{name}.log", "wb") as log:  # the process has its own copy
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=tmp_path))
 
     def flwr(*words: object) -> str:

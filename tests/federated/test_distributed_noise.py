@@ -1,4 +1,4 @@
-"""Noise that the nodes add: its size for the fewest survivors, what is refused, two epsilons, abandoned rounds."""
+"""Noise of the nodes: its size with the fewest nodes allowed, refused plans, two epsilons, abandoned rounds."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def test_the_shares_are_never_narrower_than_the_charged_noise_by_a_rounding_of_f
 
 
 def test_the_sum_of_rounded_gaussians_is_one_gaussian_plus_noise_that_does_not_depend_on_the_data():
-    """The proof's identity, by convolution: m shares of SMALLEST_SHARE have the distribution of round(X + V)."""
+    """Checks the identity of the proof by convolution: the sum of m shares has the distribution of round(X + V)."""
     std, m, reach = 8.0, 3, 400  # narrower than allowed: the distance is exp(-pi^2 std^2 / 2) and still far below 1e-15
     k = np.arange(-reach, reach + 1)
     one = np.diff(stats.norm.cdf(np.append(k - 0.5, reach + 0.5), scale=std))
@@ -147,7 +147,7 @@ def test_parts_that_need_exact_counts_are_refused(run, parts):
 
 @pytest.mark.parametrize("narrow_from", [0, 1, 2])
 def test_every_phase_of_a_run_needs_shares_that_are_wide_enough(run, tmp_path, narrow_from):
-    """Before anything is charged, also where only a later phase has less noise."""
+    """The run is refused before anything is charged, also if only a later phase has too little noise."""
     wide = tuple(unheard.Change(from_round=r, noise_multiplier=2.0) for r in range(1, narrow_from))
     narrow = (unheard.Change(from_round=narrow_from, noise_multiplier=1e-5),) if narrow_from else ()
     noise = NOISE if narrow_from else replace(NOISE, noise_multiplier=1e-5)
@@ -185,7 +185,8 @@ def test_with_too_few_nodes_at_the_first_stage_nobody_is_asked_for_more(run):
 
     network = LocalNetwork(divided(run.corpus, 6), tamper)
     words = "The round was charged, and is abandoned: 4 nodes must finish each stage, and fewer did."
-    with pytest.warns(RuntimeWarning, match=f"^{re.escape(words)}$"):  # neither how many were drawn nor how many did
+    # The message says neither how many were drawn nor how many answered.
+    with pytest.warns(RuntimeWarning, match=f"^{re.escape(words)}$"):
         one_round(seeded(run, noise=NOISE), network, CHOICE)
     assert {request.kind for _, request in network.requests} == {"describe", "keys"}
 
@@ -220,7 +221,7 @@ def test_the_event_reads_back_and_the_server_gets_no_amplification():
 
 
 def test_the_same_seed_gives_other_noise_of_the_nodes(run, tmp_path):
-    """The nodes' noise never follows from the server's seed: a server that knows it could take it off."""
+    """The nodes' noise does not depend on the server's seed; otherwise the server could subtract it."""
     run = seeded(run, rounds=1, noise=NOISE)
     models = [federated(run, tmp_path / name, LocalNetwork(divided(run.corpus, 6)), CHOICE) for name in "ab"]
     assert (models[0] != models[1]).mean() > 0.9
@@ -243,7 +244,7 @@ def test_nodes_of_which_nobody_was_drawn_add_their_noise_too(run):
 
 @pytest.mark.parametrize("q", [0.1, 1.0])
 def test_noise_that_a_server_added_before_hides_nothing_from_it(q):
-    """A run on nodes that began from a run with correlated noise, whose server knew its own noise."""
+    """The run on nodes began from a run with correlated noise, whose server knows that noise."""
     earlier = CorrelatedGaussian(sampling_prob=q, noise_multiplier=9.0, block=2, index=0)
     own = DistributedGaussian(sampling_prob=1.0, noise_multiplier=9.0, min_parties=4)
     facts = {"population": 1000, "delta": 1e-6, "start": {"charges": 1}}

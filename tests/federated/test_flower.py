@@ -1,4 +1,4 @@
-"""Flower's own simulation, started once: the model of `unheard train` through real messages, and no open port."""
+"""Flower's simulation gives the model of `unheard train`, opens no port, and ignores replies that are forged or malformed."""
 
 import contextlib
 import os
@@ -42,7 +42,7 @@ def test_a_packet_is_the_same_after_flowers_records():
 
 
 def npy(shape: str, data: bytes = b"12345678") -> bytes:
-    """The file of an array whose header claims a shape."""
+    """Return the bytes of an .npy file whose header declares the given shape."""
     head = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + data
 
@@ -66,7 +66,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_an_array_that_lies_about_itself_is_no_answer(data):
-    """The run goes on, and no memory is taken for numbers that were not sent."""
+    """The run continues, and no memory is allocated for numbers that were not sent."""
 
     def read(file: bytes) -> Packet:
         head, array = ConfigRecord({"kind": "update", "fields": "{}"}), Array("int64", (1,), "numpy.ndarray", file)
@@ -78,7 +78,7 @@ def test_an_array_that_lies_about_itself_is_no_answer(data):
 
 
 class Replies:
-    """Flower's grid, with a function that makes the replies to each message."""
+    """A replacement of Flower's grid, in which a function returns the replies to each message."""
 
     def __init__(self, replies) -> None:
         self.replies, self.messages = replies, {}
@@ -94,13 +94,13 @@ class Replies:
 
 @pytest.fixture
 def identity(monkeypatch):
-    """What Flower sets in the process of an app, which its messages need."""
+    """Set what Flower sets in the process of an app, and its messages need."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 def answered(message: Message, node: int, ticket: str | None = None, sender: int | None = None) -> Message:
-    """The reply of a node that says which node it is."""
+    """Return the reply of a node, which contains the node's id."""
     ticket = ticket_of(message.content) if ticket is None else ticket
     reply = Message(to_records(Packet("keys", {"node": node}), ticket), reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id if sender is None else sender
@@ -108,7 +108,7 @@ def answered(message: Message, node: int, ticket: str | None = None, sender: int
 
 
 def exchanged(replies) -> dict[int, int]:
-    """Which node answered for each of three nodes."""
+    """Return for each of three nodes the node whose answer was accepted."""
     requests = {node: Packet("keys", {"session": "s"}) for node in (1, 2, 3)}
     answers = GridNetwork(Replies(replies)).exchange(requests, 0.0)  # pyright: ignore[reportArgumentType]
     return {node: answer.fields["node"] for node, answer in answers.items()}
@@ -157,7 +157,7 @@ def test_a_message_without_the_records_of_unheard_is_ignored():
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all that it has started, from /proc."""
+    """Return the ids of a process and of all its descendants, from /proc."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -165,7 +165,7 @@ def descendants(pid: int) -> list[int]:
         except OSError:
             continue  # it has ended
         if fields[0] in "ZX":
-            continue  # it has ended, and nobody has asked how
+            continue  # a zombie: it has ended, and its parent has not waited for it
         children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
     every = [pid]
     for one in every:
@@ -174,7 +174,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def listening(pids: list[int]) -> set[str]:
-    """The addresses, in hexadecimal as in /proc/net, on which these processes accept connections."""
+    """Return the addresses on which these processes accept connections, in hexadecimal as in /proc/net."""
     sockets = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended, or closes a file meanwhile
@@ -211,7 +211,7 @@ def test_the_simulation_gives_the_model_of_plain_training_and_stays_on_this_mach
         addresses = listening([os.getpid(), *(set(descendants(os.getpid())) - before)])
         assert addresses
         assert addresses <= LOOPBACK, addresses
-        # The process of Ray's dashboard would ask cloud providers' metadata services where it runs.
+        # Ray's dashboard process would query the metadata services of cloud providers.
         from ray._private import worker
 
         assert worker._global_node is not None
@@ -226,8 +226,9 @@ def test_the_simulation_gives_the_model_of_plain_training_and_stays_on_this_mach
 
 
 def _of_ray(pids: set[int]) -> dict[int, str]:
-    """The command lines of those processes that belong to Ray or to Flower. Python may start a helper of its own
-    meanwhile, such as the tracker of shared memory, which lives as long as this process."""
+    """Return the command lines of those processes that belong to Ray or to Flower.
+
+    Python may start helper processes meanwhile, such as the tracker of shared memory, which live as long as this process."""
     commands = {}
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended

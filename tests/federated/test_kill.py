@@ -1,4 +1,4 @@
-"""The server is killed with SIGKILL in each stage and started again: nothing is under-counted, no mask is used twice."""
+"""The server is killed with SIGKILL in each stage and restarted: no charge is missing, and no mask is used twice."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from unheard.training.loop import resume, train
 
 
 class DurableNetwork(LocalNetwork):
-    """Nodes that outlive the server: what they remember, and what they sent, is in files."""
+    """Nodes that survive a kill of the server: their state and their messages are in files."""
 
     def __init__(self, corpus, folder: Path, kill_at: str | None = None) -> None:
         super().__init__(divided(corpus, 5), self._record)

@@ -1,4 +1,4 @@
-"""A node: what it refuses, its folder, opting out, and the newest model for its keyboard."""
+"""A node: requests that it refuses, its folder, opting out, and the newest model for its keyboard."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ from unheard.updates.user_update import StoredUsers
 
 @pytest.fixture
 def devices(store, tmp_path):
-    """Three devices, each with the store of its own user."""
+    """Return three devices, each with a store of one user."""
     data = []
     for i in range(3):
         folder = NodeFolder(path=tmp_path / f"node-{i}")
@@ -83,7 +83,7 @@ def test_a_node_contributes_no_more_often_than_its_user_agreed_to(run, devices):
 
 
 def asked(run, tmp_path, store_path) -> Packet:
-    """A request for updates, as a server sends it."""
+    """Return a request for updates, as a server sends it."""
     network = LocalNetwork(divided(store_path, 2))
     one_round(run, network, CENTRAL)
     return next(request for _, request in network.requests if request.kind == "update")
@@ -154,7 +154,7 @@ def test_the_newest_model_is_on_the_node_for_its_keyboard(run, devices, tmp_path
     model = open_model(devices[0].folder.model)
     assert model.statement["claim"] == json.loads((tmp_path / "out" / "statement.json").read_text())["claim"]
     assert not (devices[0].folder.model / "checkpoints").exists()
-    # A newer model replaces it; what is no model of an allowed kind does not.
+    # A newer model replaces it, unless it is not a model of an allowed kind.
     sent = next(request for _, request in reversed(network.requests) if request.kind == "model")
     devices[0].folder.opt_out()
     counted = devices[0].folder.contributions
@@ -209,7 +209,7 @@ def test_packets_hold_what_their_kind_needs_and_nothing_else(run, devices, choic
         assert {kinds.count(kind) for kind in kinds} == {3}  # each node once, and registered nodes are not asked again
         for _, packet in packets:
             assert (set(packet.fields), set(packet.arrays)) == expected[packet.kind]
-    for node, packet in network.requests:  # of those who were drawn a node learns its own
+    for node, packet in network.requests:  # a node learns which of its own users were drawn
         if "users" in packet.fields:
             assert (packet.fields["users"], packet.fields["numbers"]) == ([0], [node - 1000])
 
@@ -253,7 +253,7 @@ def test_opted_out_users_are_summed_by_nobody_in_secure_aggregation(run, tmp_pat
 
 
 def test_a_node_prepares_its_store_from_a_local_file_with_the_servers_vocabulary(run, tmp_path):
-    """The text is prepared on the device; vocabulary.txt of the server or of a run folder is all that it needs."""
+    """The text is prepared on the device, which needs only vocabulary.txt of the server or of a run folder."""
     server = unheard.TokenStore.open(run.corpus)
     (tmp_path / "messages.jsonl").write_text('{"user": "me", "text": "w1 w2 w3"}\n{"user": "me", "text": "w4"}\n')
     out, words = tmp_path / "node" / "store", server.path / "vocabulary.txt"
@@ -296,7 +296,7 @@ def test_a_node_whose_users_have_other_features_than_the_model_takes_is_not_regi
 
 
 def test_a_node_whose_users_overlap_is_not_registered(devices):
-    """Their text would count twice."""
+    """The text of these users would count twice."""
     store = unheard.TokenStore.open(devices[0].store)
     np.array([0, 20, 10, 40], dtype="<i8").tofile(store.path / "train" / "00000.offsets")
     write_digests(store.path)

@@ -1,4 +1,4 @@
-"""Secure aggregation: exact sums under dropouts, a view that is uniform without enough shares, no secret twice."""
+"""Secure aggregation: sums are exact with dropouts, masked vectors are uniform without t shares, no secret is reused."""
 
 import contextlib
 import itertools
@@ -105,7 +105,7 @@ def test_what_the_server_sees_of_one_party_is_uniform_without_enough_shares():
         counts = np.bincount(seen, minlength=256)
         chi = ((counts - seen.size / 256) ** 2 / (seen.size / 256)).sum()
         assert chi < 380  # 255 degrees of freedom: exceeded with probability 1e-6
-        # All vectors together under pairwise masks only: the self masks are still there.
+        # The sum of all vectors cancels the pairwise masks; the self masks remain.
         total = sum(units.astype(np.uint64) for units, _ in session.vectors.values()) % 2**32
         assert not (total == 5 * value).any()
         shares = session.revealed["self"][0]
@@ -115,7 +115,7 @@ def test_what_the_server_sees_of_one_party_is_uniform_without_enough_shares():
 
 
 def test_masked_coordinates_are_uniform_over_sessions():
-    """One coordinate of one party over many masks: its bits are fair coins whatever the vector holds."""
+    """The bits of one masked coordinate over many masks are uniform, for any vector."""
     secret, value = os.urandom(31), np.uint32(7)
     seen = np.array([mask(secret, f"session {i:08d}", 32, 1, 0)[0][0] + value for i in range(4000)], np.uint32)
     ones = ((seen[:, None] >> np.arange(32, dtype=np.uint32)) & 1).mean(axis=0)
@@ -133,7 +133,7 @@ def test_shares_below_the_threshold_fit_every_secret():
 
 
 def test_the_shares_are_those_of_flower(monkeypatch):
-    """The same polynomial gives the same bytes, and each side puts the other's shares together."""
+    """The same polynomial gives the same bytes as in Flower, and each side can combine the other's shares."""
     for t, n in ((2, 3), (5, 9), (33, 65)):
         secret = os.urandom(31)
         shares, theirs = create_shares(secret, t, n), flower_shamir.create_shares(secret, t, n)
@@ -172,11 +172,11 @@ def test_a_stage_happens_once_and_in_order():
     session, parties = run_session(vectors, lost={"reveal": range(4)})
     with pytest.raises(NodeError, match="Too few"):
         parties[0].reveal(session.name, [0], [])
-    assert set(parties[0].memory) == {"session", "stage"}  # nor after a refusal
+    assert set(parties[0].memory) == {"session", "stage"}  # also not after a refusal
 
 
 def test_no_stage_is_done_for_another_session():
-    """Its masks would be those of this session, under another name."""
+    """Otherwise masks of this session would be used in another session."""
     session, parties = run_session(some_vectors(4), lost={"masked": [0, 1, 2, 3]})
     received, zeros = session.masked_request(0)["received"], (np.zeros(P, np.int64), np.zeros(3, np.int64))
     other = "x" * len(session.name)
@@ -245,7 +245,7 @@ def test_a_node_refuses_few_peers_a_low_threshold_and_doubled_keys():
     with pytest.raises(NodeError, match="majority"):
         parties[0].share(session.name, 0, session.share_request(0)["peers"], 2)
     session, parties = begun(5)
-    with pytest.raises(NodeError, match="majority"):  # a secret that nobody could put together
+    with pytest.raises(NodeError, match="majority"):  # a secret that could not be reconstructed
         parties[0].share(session.name, 0, session.share_request(0)["peers"], 6)
     session, parties = begun(4)
     peers = dict(session.share_request(0)["peers"])
@@ -276,7 +276,7 @@ def test_a_share_of_another_session_is_not_used():
 
 
 def test_a_share_that_was_sealed_for_another_party_is_not_used(monkeypatch):
-    """Even a peer that encrypts under the right key cannot pass off a share of another session or party."""
+    """A share of another session or party is rejected, even if a peer encrypted it with the right key."""
     session, parties = run_session(some_vectors(4), lost={"masked": range(4)})
     key = parties[1].memory["sealing"]["0"].encode()
     another = "x" * len(session.name)  # the same length: only the comparison of the names can tell them apart
@@ -287,7 +287,7 @@ def test_a_share_that_was_sealed_for_another_party_is_not_used(monkeypatch):
 
 
 def test_a_vector_that_was_late_stays_hidden():
-    """The server has the pairwise keys of a dropped party; with its late vector the self mask still hides it."""
+    """The server has the pairwise keys of a dropped party. If its vector arrives late, the self mask still hides it."""
     vectors = some_vectors(5)
     session, parties = run_session(vectors, lost={"masked": [4]})
     session.total()  # the pairwise masks of party 4 are known to the server now
@@ -381,7 +381,7 @@ def test_no_sum_of_any_cohort_can_wrap():
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_two_sums_that_differ_by_n_are_at_most_n_apart(bits):
-    """Also where hostile parties have brought the sum to the end of the range."""
+    """Also if hostile parties moved the sum to the end of the range."""
     end = 2 ** (bits - 2)
     for at in (0, end, 2 * end, 3 * end, 4 * end):
         around = np.array([(at + step) % 2**bits for step in range(-70, 71)], np.dtype(f"<u{bits // 8}"))
@@ -417,7 +417,7 @@ def test_a_mask_follows_from_each_of_a_partys_secrets_and_not_from_what_the_serv
 
 
 def test_each_block_of_a_secret_is_shared_by_itself():
-    """With the same coefficients for both blocks, one share would show the difference of the blocks of the secret."""
+    """With the same coefficients for both blocks, one share would reveal the difference of the two blocks of the secret."""
     secret, draws = bytes(range(31)), 20
     for holder in range(3):
         blocks = [create_shares(secret, 2, 3)[holder][4:] for _ in range(draws)]
@@ -428,7 +428,7 @@ def test_each_block_of_a_secret_is_shared_by_itself():
 
 @pytest.mark.parametrize("more", ["num_users", "noise_std", "num_parameters", "num_nodes"])
 def test_the_modulus_is_wide_enough_for_users_noise_coordinates_and_nodes(more):
-    """A sum just within 2^30 has 32 bits; one user, node or coordinate more, or more noise, needs 64."""
+    """A sum of at most 2^30 needs 32 bits. One more user, node or coordinate, or more noise, needs 64."""
     deviations = math.sqrt(2 * math.log(2 / secure_aggregation.WRAP_PROBABILITY))
     fits = {"num_users": 100, "noise_std": (2**30 - 100 * 2**21) / deviations - 1, "num_parameters": 1, "num_nodes": 2}
     assert secure_aggregation.modulus_bits(is_noised=True, **fits) == 32
@@ -438,7 +438,7 @@ def test_the_modulus_is_wide_enough_for_users_noise_coordinates_and_nodes(more):
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_no_number_of_a_masks_stream_hides_two_values(bits):
-    """The coordinates and the values beside them: their difference would otherwise show what both hide."""
+    """This includes the values besides the coordinates. The difference of two values under the same mask would be visible."""
     units, extra = mask(bytes(31), "a session of a round", bits, 500, 20)
     drawn = np.concatenate([units.view("<u4"), extra.view("<u4")])
     assert (units.shape, extra.shape) == ((500,), (20,))
@@ -456,7 +456,7 @@ def test_neighbours_are_drawn_anew_in_each_session(monkeypatch):
 
 
 def test_shares_of_another_secret_are_noticed():
-    """They fit together, so only the commitment, or the public key, tells them from the right ones."""
+    """The wrong shares are consistent with each other, so only the commitment or the public key shows the error."""
     for kind, party in (("self", 1), ("pairwise", 2)):
         session, _ = run_session(some_vectors(5), lost={"masked": [2]})
         others = create_shares(os.urandom(31), 3, 5)

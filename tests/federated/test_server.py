@@ -1,4 +1,4 @@
-"""A federated run gives the model of `unheard train` to the bit, and charges, drops and refuses as it says."""
+"""A federated run gives the same model as `unheard train`, bit for bit; charges, dropouts and refusals of the server."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +67,7 @@ def changed(answer: Packet, **arrays: np.ndarray) -> Packet:
 
 
 def one_round(run: unheard.Run, network: LocalNetwork, choice: EngineChoice, seed: int = 5):
-    """The cohort sum of one round, and the users drawn."""
+    """Return the sum of the cohort of one round, and the drawn users."""
     engine = FederatedEngine(network, run.model, choice, unheard.TokenStore.open(run.corpus))
     plan = run.plan.at(0, run.model.layout)
     numbers = plan.sampling.draw(engine.users.num_users, plan.population, np.random.default_rng(seed))
@@ -77,7 +77,7 @@ def one_round(run: unheard.Run, network: LocalNetwork, choice: EngineChoice, see
 
 
 def sum_of(run: unheard.Run, numbers) -> CohortSum:
-    """The same sum by the reference engine, over these users."""
+    """Return the sum over these users by the reference engine."""
     store = unheard.TokenStore.open(run.corpus)
     users = StoredUsers(store.train, np.asarray(numbers), with_features=False)
     plan = run.plan.at(0, run.model.layout)
@@ -193,7 +193,7 @@ def test_a_hostile_node_is_a_dropout_in_secure_aggregation(run, stage):
 
 
 def test_shares_of_another_round_spoil_one_round_and_their_node_counts_as_gone(run):
-    """The round is abandoned and charged: nobody is unmasked. The next round succeeds without the hostile node."""
+    """The round is abandoned and charged, and no vector is unmasked. The next round succeeds without the hostile node."""
     old: dict[str, str] = {}
 
     def tamper(node, request, answer):
@@ -216,7 +216,7 @@ def test_shares_of_another_round_spoil_one_round_and_their_node_counts_as_gone(r
     with pytest.warns(RuntimeWarning, match="charged, and is abandoned"):
         assert not again().any()
     np.testing.assert_array_equal(again(), sum_of(run, [n for n in numbers if n // 10 != 2]).units_P)
-    # Nor is it asked when none of its users is drawn, to fill up the parties.
+    # It is not used as a party without drawn users either.
     for drawn in ({}, {1000: np.array([0])}, {1002: np.array([20])}):
         assert 1002 not in engine._chosen_parties(run.plan.at(0, run.model.layout), drawn)
 
@@ -252,7 +252,7 @@ def test_the_number_of_parties_does_not_tell_how_many_users_were_drawn(run):
 
 @pytest.mark.parametrize("parties", [None, 3])
 def test_secure_aggregation_of_two_nodes_is_refused_before_anything_is_charged(run, tmp_path, parties):
-    """The sum of two tells each of them the other's."""
+    """Each of two nodes could subtract its own vector from the sum and learn the other's."""
     choice = replace(SECURE, parties=parties)
     with pytest.raises(InvalidValue, match="at least 3 nodes per round, and 2 are connected"):
         federated(seeded(run), tmp_path / "out", LocalNetwork(divided(run.corpus, 2)), choice)
@@ -260,11 +260,11 @@ def test_secure_aggregation_of_two_nodes_is_refused_before_anything_is_charged(r
 
 
 def averages_with_and_without(run: unheard.Run, add) -> tuple[RoundPlan, list[BoundedAverage]]:
-    """The averages of two rounds that differ in one node with one user, while node 1002 adds a vector of its own.
+    """Return the averages of two rounds that differ in one node with one user, while node 1002 adds any vector.
 
     Args:
         run: The run.
-        add: A function of the honest sum without that user: what node 1002 adds.
+        add: A function that takes the honest sum without that user and returns the vector of node 1002.
     """
     nodes = [replace(node, part=2 * i, parts=60) for i, node in enumerate(divided(run.corpus, 6))]
     plan, users = run.plan.at(0, run.model.layout), range(0, 12, 2)
@@ -299,7 +299,7 @@ ADDED = {
 @pytest.mark.parametrize("add", ADDED.values(), ids=ADDED)
 @pytest.mark.parametrize("estimator", ["fixed", "clipped"])
 def test_values_beyond_the_bound_leave_the_guarantee_of_others_in_secure_aggregation(run, estimator, add):
-    """The server cannot see them. Whatever they are, another user moves the average by at most the sensitivity."""
+    """The server cannot see the values. For any values, another user moves the average by at most the sensitivity."""
     if estimator == "clipped":
         run = seeded(run, estimator=unheard.ClippedDenominator(min_total_weight=15.0))
     plan, (average, without) = averages_with_and_without(run, add)
@@ -377,7 +377,7 @@ def test_the_run_is_resumed_with_the_next_attempt(run, tmp_path):
 
 
 def test_parties_and_sessions_of_each_round_are_drawn_anew(run):
-    """Who takes part besides the drawn users, and in which order, says nothing about who was drawn."""
+    """The other parties and the order of the parties do not reveal which users were drawn."""
     network = LocalNetwork(divided(run.corpus, 30))
     engine = FederatedEngine(network, run.model, replace(SECURE, parties=10), unheard.TokenStore.open(run.corpus))
     plan, drawn = run.plan.at(0, run.model.layout), {1007: np.array([14]), 1003: np.array([6])}
@@ -419,7 +419,7 @@ def test_an_answer_of_a_node_that_was_not_asked_is_not_counted(run):
 
 
 def test_the_server_sums_none_but_the_registered_users(run):
-    """Not even users whose text it could read."""
+    """It does not sum unregistered users even if it could read their text."""
     engine, _, _ = one_round(run, LocalNetwork(divided(run.corpus, 2)), CENTRAL)
     store, plan = unheard.TokenStore.open(run.corpus), run.plan.at(0, run.model.layout)
     readable = StoredUsers(store.train, np.array([0]), with_features=False)

@@ -1,7 +1,7 @@
-"""The memory of the server's process is searched for a planted update: it is there in central mode, and not under masks.
+"""A search of the server's memory finds a planted update in central mode, and does not find it with secure aggregation.
 
-The server runs in a child of the test's process, and the nodes in the test's process: what the child has of the nodes'
-updates came in their messages. The planted user's text is drawn after the child has started.
+The server runs in a child process and the nodes in the test's process, so the child has only what the nodes sent. The
+planted user's text is drawn after the child was started.
 """
 
 import multiprocessing
@@ -31,7 +31,7 @@ NODES = 5
 
 
 class PipeNetwork:
-    """The nodes at the other end of a pipe."""
+    """A network whose nodes are at the other end of a pipe."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
@@ -45,7 +45,7 @@ class PipeNetwork:
 
 
 def serve(pipe: Connection, run: unheard.Run, choice) -> None:
-    """One round of the server; then wait, with everything that it has seen still in its memory."""
+    """Run one round of the server, then wait, so that everything that it received stays in its memory."""
     pipe.recv()
     engine = FederatedEngine(PipeNetwork(pipe), run.model, choice, unheard.TokenStore.open(run.corpus))
     users = StoredUsers(engine.users, np.arange(engine.users.num_users), with_features=False)
@@ -55,7 +55,7 @@ def serve(pipe: Connection, run: unheard.Run, choice) -> None:
 
 
 def occurrences(pid: int, patterns: list[bytes]) -> np.ndarray:
-    """How often each of the patterns is in the memory that a process can write to."""
+    """Count how often each pattern occurs in the writable memory of a process."""
     counts = np.zeros(len(patterns), np.int64)
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
@@ -73,7 +73,7 @@ def occurrences(pid: int, patterns: list[bytes]) -> np.ndarray:
 
 
 def plant(run: unheard.Run, folder: Path) -> list[NodeData]:
-    """Nodes with one user each, whose text nobody has seen before."""
+    """Return nodes with one user each, with newly drawn text."""
     rng = np.random.default_rng(int.from_bytes(os.urandom(8), "big"))
     server = unheard.TokenStore.open(run.corpus)
     nodes = []
@@ -87,7 +87,7 @@ def plant(run: unheard.Run, folder: Path) -> list[NodeData]:
 
 
 def patterns_of(units_P: np.ndarray) -> list[bytes]:
-    """Eight numbers of an update as they would be in memory, in 32 and in 64 bits."""
+    """Return the bytes of eight numbers of an update, as 32-bit and as 64-bit numbers."""
     at = next(at for at in range(len(units_P) // 2, len(units_P) - 8) if np.count_nonzero(units_P[at : at + 8]) == 8)
     return [units_P[at : at + 8].astype(kind).tobytes() for kind in ("<i4", "<i8")]
 

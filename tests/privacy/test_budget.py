@@ -72,7 +72,7 @@ def test_no_budget_pays_for_a_round_without_noise():
     budget = Budget(epsilon=1e9, delta=1e-6)
     with pytest.raises(BudgetExceeded):
         budget.check(budget.running(), NonPrivate(reason="no noise"), 0)
-    # A larger budget does not help, also not for a later round.
+    # After such a round, no budget allows another round.
     with pytest.raises(BudgetExceeded, match="no budget can hold it"):
         budget.check(budget.running([NonPrivate(reason="no noise")]), ROUND, 1)
 

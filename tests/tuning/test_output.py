@@ -1,4 +1,4 @@
-"""The plan to run: the paper's own figures, and the laws that hold for any choice."""
+"""The plan that `tune` writes: the paper's figures, and properties for any chosen S and sigma."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from unheard.updates.user_update import CappedWeights
 
 @pytest.fixture(scope="session")
 def paper(model, plan):
-    """The paper's population, delta and rounds; the model is a small one, which neither z nor epsilon depends on."""
+    """The paper's population, delta and rounds with a small model: z and epsilon do not depend on the model."""
     return unheard.Run(
         corpus="nowhere",
         model=model,
@@ -48,7 +48,7 @@ def test_the_papers_choices_give_the_papers_users_and_epsilons(paper, norm, nois
     capped=st.booleans(),
 )
 def test_the_plan_has_the_asked_z_and_no_more_noise_than_was_tried(paper, norm, noise_std, z, clipped, capped):
-    """z is exact, whatever the estimator and the weights; sigma is the chosen one or less, by less than one user in C."""
+    """z is exact for any estimator and weights. sigma is at most the chosen one, and lower by less than one part in C."""
     weights = CappedWeights(weight_cap=100, total_weight=500_000) if capped else paper.plan.weights
     estimator = ClippedDenominator(min_total_weight=400_000) if clipped else paper.plan.estimator
     run = replace(paper, plan=replace(paper.plan, weights=weights, estimator=estimator))

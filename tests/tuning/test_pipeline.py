@@ -1,4 +1,4 @@
-"""`unheard tune` from end to end, on a small store: it chooses, plans, resumes, and says what it has cost."""
+"""`unheard tune` on a small store: it chooses, plans, resumes, and reports its cost."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ GENEROUS = ["--allow-clip-loss", "90", "--allow-loss", "95"]
 
 @pytest.fixture
 def run_file(run, store, tmp_path):
-    """A private run of 20,000 declared users on a store of its own."""
+    """Write the run file of a private run with 20,000 declared users, on a copy of the store."""
     uncharged_copy(store.path, tmp_path / "private")
     planned = replace(
         run,
@@ -54,7 +54,7 @@ def run_file(run, store, tmp_path):
 
 @pytest.fixture
 def proxy(store, tmp_path):
-    """Other people, who write alike."""
+    """Write a store of other users with similar text."""
     users = store.train.users(np.arange(store.train.num_users)[::-1])
     held_out = store.held_out.users(np.arange(store.held_out.num_users))
     info = {key: value for key, value in store.info.items() if key not in ("format", "vocabulary")}
@@ -86,14 +86,14 @@ def test_tune_trains_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy
     assert found["plan"]["noise_std"] == pytest.approx(0.002)
     assert "Hypothetical" in done.output
     assert "hypothetical until it is trained" in (tmp_path / "t" / "chosen.toml").read_text()
-    # from the ledgers: the proxy's people are charged for every round of every trial, the run's own for none
+    # By the ledgers, every round of every trial is charged to the users of the proxy, and none to those of the run.
     charged = PopulationLedger.read(proxy / "ledger.jsonl")
     assert len(charged.runs) == 5
     assert len(charged.events) == 20 == found["tuning_cost"]["charges"]
     assert found["tuning_cost"]["epsilon"] == "infinity"
     assert not (tmp_path / "private" / "ledger.jsonl").exists()
     assert "paid nothing" in done.output
-    with pytest.raises(RunFolderExists, match="other options"):  # the results of other runs are not taken for these
+    with pytest.raises(RunFolderExists, match="other options"):  # results of other settings are not reused
         tune(*asked, "--set", "update.learning_rate=0.5")
     write_store(
         tmp_path / "elsewhere", train=[], held_out=[], vocabulary=store.vocabulary, info={"tokens": {"kind": "other"}}
@@ -145,9 +145,9 @@ def test_a_population_too_small_gets_its_table_its_price_and_then_the_reason(run
 
 
 def test_where_every_clip_costs_too_much_no_noise_is_tried(run, tmp_path):
-    """A budget for the clip of less than nothing: not even a clip that is better than the baseline passes.
+    """With a negative allowed loss, not even a clip that is better than the baseline is accepted.
 
-    The result counts every run that was trained, repetitions too.
+    The result counts every run that was trained, including repetitions.
     """
     tried = replace(
         run, training=replace(run.training, rounds=2), evaluation=unheard.Evaluation(every=1, max_tokens=50)
@@ -230,7 +230,7 @@ def test_the_runs_own_corpus_is_no_proxy(run_file, tmp_path):
 
 
 def test_a_store_with_the_same_users_is_no_proxy(run_file, proxy, tmp_path):
-    """A copy of their text; a store made from theirs, charged in the ledger of the run, or declared to hold them."""
+    """Refused as proxy: a copy of the store, a store derived from it, and stores that share its ledger."""
     asked = [run_file, "--out", tmp_path / "t", "--population", 60, *QUICK, "--corpus"]
     shutil.copytree(tmp_path / "private", tmp_path / "copy")
     with pytest.raises(InvalidValue, match="or holds the same users"):
@@ -254,7 +254,7 @@ def test_a_store_with_the_same_users_is_no_proxy(run_file, proxy, tmp_path):
 
 
 def test_each_stage_changes_what_the_papers_does_and_nothing_else(run, tmp_path):
-    """Baseline: fixed sample, true average. Then independent draws and S. Then sigma. Model, update and start are common."""
+    """Baseline: fixed sample, true average. Then Poisson sampling and S. Then sigma. Model, update and start never change."""
     grid = Grid(norms=(5.0, 10.0), noise_stds=(0.01,), users_per_round=7, seeds=2)
     first = baseline_trials(run, grid, tmp_path)
     clips = clip_trials(run, grid, tmp_path)

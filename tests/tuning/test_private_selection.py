@@ -1,4 +1,4 @@
-"""A selection: charged before its first trial, drawn by the tool, and nothing of it left but the best."""
+"""A private selection: charged before its first trial, with secret draws, and nothing remains except the best trial."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ from unheard.tuning.private_selection import TrialCount, select
 
 @pytest.fixture
 def candidates(run, store, tmp_path):
-    """Two learning rates on a store of their own."""
+    """Return two runs with different learning rates, on a copy of the store."""
     uncharged_copy(store.path, tmp_path / "store")
     short = replace(
         run,
@@ -58,7 +58,7 @@ def candidates(run, store, tmp_path):
 
 
 class Drawn(TrialCount):
-    """A count whose number a test decides."""
+    """A number of trials that is not random: it is always the mean."""
 
     def draw(self, rng):
         return int(self.mean)
@@ -110,7 +110,7 @@ def test_the_users_are_charged_before_any_text_is_read(candidates, tmp_path, mon
     with pytest.raises(KeyboardInterrupt):
         select(candidates, tmp_path / "best", TrialCount(mean=2))
     assert [[type(event) for event in events] for events in seen] == [[Selection]]
-    assert len(population_of(candidates).events) == 1  # stopped, it stays charged
+    assert len(population_of(candidates).events) == 1  # a stopped selection stays charged
     assert [path.name for path in tmp_path.iterdir()] == ["store"]  # and leaves nothing
 
 
@@ -122,7 +122,7 @@ def test_of_the_other_trials_nothing_is_left(candidates, tmp_path):
         *("tokens.json", "round-00000003.safetensors"),
     }
     assert {path.name for path in tmp_path.iterdir()} == {"store", "best"}
-    assert "people.jsonl" not in folder.run_file.read_text()  # the trials' own account is not the run's
+    assert "people.jsonl" not in folder.run_file.read_text()  # the ledger of the trials is not that of the run
     whole = best_epsilon(Ledger.read(folder.ledger).events, folder_delta(folder)).epsilon
     assert {row["epsilon"] for row in folder.read_metrics()} == {whole}
 
@@ -132,7 +132,7 @@ def folder_delta(folder):
 
 
 def test_the_best_by_held_out_accuracy_is_kept(candidates, tmp_path, monkeypatch):
-    """Scores in an order that a test decides: the second of three trials is the best."""
+    """The test sets the scores: the second of three trials is the best."""
     scores = iter([0.1, 0.3, 0.2])
     kept, made = [], []
     train = selecting.train_together
@@ -148,7 +148,8 @@ def test_the_best_by_held_out_accuracy_is_kept(candidates, tmp_path, monkeypatch
     )
     select(candidates, tmp_path / "best", Drawn(mean=3))
     assert kept == [made[1]]
-    assert all(re.fullmatch("[0-9a-f]{16}", place.name) for place in made)  # a name tells no number
+    # A name does not reveal the number of a trial.
+    assert all(re.fullmatch("[0-9a-f]{16}", place.name) for place in made)
 
 
 KILLED = """
@@ -179,7 +180,7 @@ def test_the_next_selection_deletes_the_rest_of_a_killed_one(candidates, tmp_pat
     (left,) = tmp_path.glob(".best.*.new")
     assert left.stat().st_mode & 0o077 == 0
     with RunFolder(left / "trials").locked():
-        selecting.delete_killed_selections(tmp_path / "best")  # of one that is going on nothing is touched
+        selecting.delete_killed_selections(tmp_path / "best")  # files of a running selection are not deleted
     assert left.exists()
     select(candidates, tmp_path / "best", Drawn(mean=1))
     assert not left.exists()
@@ -223,7 +224,7 @@ def test_a_selected_run_continues_like_any_other_and_pays_for_its_further_rounds
 
 @pytest.mark.parametrize("drawn_from", ["geometric", "poisson"])
 def test_the_number_is_drawn_from_the_distribution_that_is_charged(drawn_from):
-    """Mean and the probability of the least number, within five standard errors of 20,000 draws."""
+    """Mean and probability of the smallest number, within five standard errors of 20,000 draws."""
     rng, count = np.random.default_rng(1), TrialCount(mean=4.0, drawn_from=drawn_from)
     drawn = np.array([count.draw(rng) for _ in range(20_000)])
     variance = 4.0 * 3.0 if drawn_from == "geometric" else 4.0
@@ -254,7 +255,7 @@ def test_every_trial_draws_its_candidate_anew_and_from_all_of_them(candidates, t
         asked.extend(run.plan.update.learning_rate for run, _ in runs)
         for run, place in runs:
             place.mkdir()
-            # A trial that a budget stops would tell that there were many; and all trials are charged already.
+            # Trials have no budget: a trial stopped by a budget would reveal something about their number.
             assert (run.budget, run.ledger) == (None, tmp_path / "people.jsonl")
         return iter(())
 
@@ -316,7 +317,7 @@ def test_a_corpus_part_is_refused_before_anything_is_charged(candidates, tmp_pat
 
 @pytest.mark.parametrize("what", ["device", "start", "origin"])
 def test_a_run_that_no_trial_could_start_is_refused_before_anything_is_charged(candidates, tmp_path, what):
-    """A slip in the run file must not cost the people a whole selection."""
+    """An error in the run file must not cost the users a whole selection."""
     engine = EngineChoice(device="tpu") if what == "device" else EngineChoice()
     start = {"start": tmp_path / "nowhere", "origin": tmp_path / "model.safetensors"}.get(what)
     if start is not None:
@@ -328,7 +329,7 @@ def test_a_run_that_no_trial_could_start_is_refused_before_anything_is_charged(c
 
 
 def test_each_candidate_is_checked_before_anything_is_charged(candidates, tmp_path, monkeypatch):
-    """A candidate that only some numbers of trials reach would otherwise end a charged selection, or not."""
+    """Otherwise an invalid candidate would end a charged selection, depending on the number of trials."""
     checked = []
 
     def check(run, store):
@@ -352,7 +353,8 @@ def test_each_check_of_a_run_is_made_for_a_selection_too(candidates, tmp_path, w
         candidates = [replace(run, corpus=tmp_path / "other") for run in candidates]
         with pytest.raises(CorpusError, match="others held out"):
             select(candidates, tmp_path / "best", TrialCount(mean=2))
-        assert not (tmp_path / "other" / "ledger.jsonl").exists()  # a trial would say so too, when all are charged
+        # A trial would raise this too, but only after the charge.
+        assert not (tmp_path / "other" / "ledger.jsonl").exists()
         return
     list(train(candidates[0], tmp_path / "first"))
     charged = len(population_of(candidates).events)

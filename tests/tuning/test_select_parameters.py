@@ -1,4 +1,4 @@
-"""What is chosen from results that can be reckoned in the head."""
+"""The choice of S and sigma from results whose outcome can be computed by hand."""
 
 import math
 
@@ -10,7 +10,7 @@ from unheard.tuning.trials import Margin, Result, margin
 
 
 def result(stage, norm, noise_std, *accuracies, name=None):
-    """One seed for each accuracy, evaluated twice with the same outcome."""
+    """Return results with one seed per accuracy, each evaluated twice with the same accuracy."""
     last = tuple((accuracy, accuracy) for accuracy in accuracies)
     return Result(
         stage=stage, norm=norm, noise_std=noise_std, name=name or f"S={norm:g},sigma={noise_std:g}", last=last
@@ -70,7 +70,7 @@ def test_a_choice_that_chance_could_turn_says_so():
 
 
 def test_the_margin_is_students_for_the_difference_of_two_means():
-    """Two settings of two seeds, each one point apart: s^2 = (0.5 + 0.5) / 2, t(2 degrees) = 4.303, times sqrt(2 / 2)."""
+    """Two settings with two seeds each, one point apart: s^2 = (0.5 + 0.5) / 2, t(2 degrees) = 4.303, times sqrt(2 / 2)."""
     found = margin([result("clip", 1, 0, 0.20, 0.21), result("clip", 2, 0, 0.30, 0.31)])
     assert found.of_seeds
     assert found.points == pytest.approx(4.3027 * math.sqrt(0.5), rel=1e-4)

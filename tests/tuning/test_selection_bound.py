@@ -1,4 +1,4 @@
-"""The cost of a selection against an exact one: the largest of K draws of the sampled Gaussian, K random, by quadrature."""
+"""The bound of a selection, compared with an exact divergence: the maximum of K sampled Gaussians with random K."""
 
 import math
 
@@ -16,7 +16,7 @@ by_setting = pytest.mark.parametrize(("q", "z", "mean"), SETTINGS)
 
 
 def trial_probabilities(drawn_from, mean):
-    """P(K = k) for k = 0, 1, ...: written out from the definition, not from a library."""
+    """Return P(K = k) for k = 0, 1, ..., computed from the definition without a library."""
     k = np.arange(0, 1000)
     if drawn_from == "geometric":
         weights = np.where(k > 0, (1 / mean) * (1 - 1 / mean) ** np.maximum(k - 1, 0), 0.0)
@@ -28,7 +28,7 @@ def trial_probabilities(drawn_from, mean):
 
 
 def the_best(q, z, mean, drawn_from, shifted):
-    """The largest of K draws: log probabilities of small cells of the real line, and of no draw at all (the last one).
+    """Return the log probabilities of the maximum of K draws, on cells of the real line. The last entry is for K = 0.
 
     With F the distribution and f the density of one draw, the density of the largest is sum_k P(k) k F^(k-1) f.
     """
@@ -53,7 +53,7 @@ def renyi(log_p, log_r, order):
 
 
 def exact_epsilon(p, r, delta):
-    """The least epsilon whose hockey-stick divergence is at most delta, both ways."""
+    """Return the smallest epsilon whose hockey-stick divergence is at most delta, in both directions."""
     p, r, low, high = np.exp(p), np.exp(r), 0.0, 60.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -65,7 +65,7 @@ def exact_epsilon(p, r, delta):
 @by_distribution
 @by_setting
 def test_the_bound_is_above_the_exact_divergence_at_every_order(drawn_from, q, z, mean):
-    """Two neighbours whose best trials are as different as an adversary could wish: the score is the very number that leaks."""
+    """The worst case for two neighbouring data sets: the score of a trial is the released number itself."""
     p = the_best(q, z, mean, drawn_from, shifted=False)
     r = the_best(q, z, mean, drawn_from, shifted=True)
     event = Selection(sampling_prob=q, noise_multiplier=z, rounds=1, mean_trials=mean, drawn_from=drawn_from)
@@ -81,7 +81,7 @@ def test_the_claimed_epsilon_is_above_the_exact_one_and_not_absurdly(drawn_from,
     r = the_best(q, z, mean, drawn_from, shifted=True)
     event = Selection(sampling_prob=q, noise_multiplier=z, rounds=1, mean_trials=mean, drawn_from=drawn_from)
     exact, claimed = exact_epsilon(p, r, 1e-5), best_epsilon([event], 1e-5)
-    assert claimed.accountant == "rdp"  # the distribution of its privacy loss is not known
+    assert claimed.accountant == "rdp"  # PLD has no loss distribution for a selection
     assert exact <= claimed.epsilon <= 2.5 * exact
 
 
@@ -99,7 +99,7 @@ def test_the_bound_is_the_one_that_is_printed_in_the_paper_of_papernot_and_stein
         wanted = once + mean * delta + math.log(mean) / (a - 1)
     event = Selection(sampling_prob=1.0, noise_multiplier=z, rounds=1, mean_trials=mean, drawn_from=drawn_from)
     ours = rdp_cost(event)
-    if drawn_from == "geometric":  # a divergence never falls with the order, so that of a higher one will do
+    if drawn_from == "geometric":  # divergences do not decrease with the order, so that of a higher order is a bound
         wanted = np.minimum.accumulate(wanted[::-1])[::-1]
         assert ours == pytest.approx(wanted, rel=1e-9)
     else:  # the delta in it is bounded by the divergences, not exact
@@ -109,7 +109,7 @@ def test_the_bound_is_the_one_that_is_printed_in_the_paper_of_papernot_and_stein
 @by_distribution
 @pytest.mark.parametrize(("q", "z", "rounds"), [(1e-8, 3.0, 1), (1e-8, 1e4, 1000), (1e-6, 100.0, 1), (1e-4, 1e5, 10)])
 def test_divergences_below_what_floats_tell_from_zero_neither_fail_nor_count_for_nothing(drawn_from, q, z, rounds):
-    """The library takes -1e-16 for a delta of 0, and fails on 1e-17: both come out of it for small q and much noise."""
+    """For small q and much noise the library returns divergences such as -1e-16 (read as delta 0) and 1e-17 (it fails)."""
     event = Selection(sampling_prob=q, noise_multiplier=z, rounds=rounds, mean_trials=10.0, drawn_from=drawn_from)
     one = PoissonGaussian(sampling_prob=q, noise_multiplier=z)
     assert np.all(rdp_cost(event) >= rounds * rdp_cost(one) + math.log(10) / (RDP_ORDERS[-1] - 1))
@@ -121,7 +121,7 @@ def test_divergences_below_what_floats_tell_from_zero_neither_fail_nor_count_for
 
 @by_distribution
 def test_rounds_are_repeated_together_as_one_run(drawn_from):
-    """Four rounds of everybody at z = 2 are one at z = 1: the selection among such runs costs the same either way."""
+    """Four rounds with q = 1 and z = 2 equal one round with z = 1, so a selection among such runs costs the same."""
     four = Selection(sampling_prob=1.0, noise_multiplier=2.0, rounds=4, mean_trials=5.0, drawn_from=drawn_from)
     one = Selection(sampling_prob=1.0, noise_multiplier=1.0, rounds=1, mean_trials=5.0, drawn_from=drawn_from)
     assert best_epsilon([four], 1e-6).epsilon == pytest.approx(best_epsilon([one], 1e-6).epsilon)
