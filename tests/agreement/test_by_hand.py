@@ -1,7 +1,7 @@
-"""Algorithm 1 by hand for a model of three parameters: both estimators, both clips, unequal weights, a NaN user, nobody at all.
+"""Algorithm 1 agrees with plain numpy, for a model of three parameters.
 
-The model has one score for each of three words, whatever came before, so the gradient of the mean loss is softmax - frequencies.
-Everything below the model is computed here again in plain numpy.
+The cases are both estimators, both clips, unequal weights, a user with NaN, and an empty cohort. The model has one score
+for each of three words, independent of the input, so the gradient of the mean loss is softmax - frequencies.
 """
 
 import math
@@ -23,8 +23,9 @@ ETA, UNROLL, CAP, Q, W, W_MIN = 3.0, 2, 5.0, 0.5, 6.0, 4.0
 
 
 class ThreeScores(nn.Module):
-    """Scores of words 3, 4, 5; the special words never come. `first` and `rest` are two layers, for per-layer clipping.
-    UNK as an input makes it blow up: that is how a NaN user is made."""
+    """One score for each of the words 3, 4 and 5, in two layers (`first` and `rest`) for per-layer clipping.
+
+    Special tokens are never predicted. UNK as an input gives NaN, for tests of a user whose update is not finite."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class ThreeScores(nn.Module):
     def forward(self, tokens):
         special, score = torch.full((3,), -1e9), torch.cat([self.first, self.rest])
         scores = torch.cat([special, score]).expand(*tokens.shape, 6)
-        return scores * torch.where(tokens == 2, torch.nan, 1.0)[..., None]  # UNK as an input poisons its user
+        return scores * torch.where(tokens == 2, torch.nan, 1.0)[..., None]  # UNK as an input gives NaN
 
 
 def clip_by_hand(delta, clip):

@@ -1,4 +1,4 @@
-"""Changing the engine changes neither the sum (within stated rounding) nor what is charged for it."""
+"""All engines give the sum of the reference engine within stated rounding, with the same event."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -48,7 +48,7 @@ def both(fast, model, update, clip, features=0, weights=None, users_at_once=3):
         population=50, sampling=unheard.PoissonSampling(users_per_round=7), update=update, clip=clip, noise=noise,
         weights=weights or unheard.EqualWeights(),
     ).at(0, model.layout)  # fmt: skip
-    # Vectors that are not put back have grown.
+    # Word vectors that are not rescaled have grown.
     params = model.initial(1) * (1.0 if getattr(model, "keep_norm", True) else 3.0)
     plain = ReferenceEngine(model).sum_updates(params, users(features), plan, reproducible_generator(1))
     total = fast(model, users_at_once=users_at_once).sum_updates(
@@ -78,7 +78,7 @@ def test_the_size_of_a_chunk_does_not_matter(fast, model, users_at_once):
 @pytest.mark.parametrize("rows", [2, 4, 16])
 @pytest.mark.parametrize("update", UPDATES, ids=lambda u: f"{type(u).__name__}-{u.batch_size}-{u.unroll}")
 def test_rows_for_nobody_change_nothing(model, update, rows, monkeypatch):
-    """As on a GPU: rows in multiples of some number, with whoever has finished, and nobody, among them."""
+    """As on a GPU: the number of rows is a multiple of some number, and some rows belong to finished users or to no user."""
     monkeypatch.setitem(ROWS_AT_ONCE, "cpu", rows)
     assert both(ManyAtOnce, model, update, CLIPS[0])[1] < 1e-4
     assert both(ManyAtOnce, model, update, CLIPS[3])[1] < 1e-4
@@ -95,7 +95,7 @@ def test_unequal_weights_agree(fast, model):
 
 
 def largest_norm(model, params_P, user, update) -> float:
-    """How far a user's local steps go from the first parameters, where nothing is clipped."""
+    """Return the largest norm of the delta over a user's local steps, without a clip."""
     engine, theta_P, largest = ReferenceEngine(model), params_P.clone(), 0.0
     for batch_BW in update.batches(user, 0):
         gradient_P = engine._gradient(theta_P, torch.as_tensor(batch_BW), None)
@@ -106,11 +106,11 @@ def largest_norm(model, params_P, user, update) -> float:
 
 @pytest.mark.parametrize("fast", [ReferenceEngine, *FAST])
 def test_every_engine_counts_the_users_whom_a_clip_has_moved(fast, model):
-    """The balance of an adaptive clip: +1 for each user whose steps stay within S, and -1 for each other."""
+    """The balance of an adaptive clip counts +1 for each user whose steps all stay within S, and -1 for each other user."""
     update, params_P = UPDATES[0], model.initial(1)
     norms = [largest_norm(model, params_P, user, update) for user in users()]
     steps = sorted(norm for norm in norms if norm)
-    assert 2 <= len(steps) < len(norms)  # some have no step to take
+    assert 2 <= len(steps) < len(norms)  # some users have no local step
     engine = fast(model) if fast is ReferenceEngine else fast(model, users_at_once=3)
     for S in (0.01 * steps[0], *((low + high) / 2 for low, high in pairwise(steps)), 100 * steps[-1]):
         plan = unheard.Plan(
@@ -144,7 +144,7 @@ def test_every_kind_of_the_papers_model_agrees(fast, cell, options):
 @pytest.mark.parametrize("fast", [VectorisedEngine, ManyAtOnce])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_projection_after_local_steps_agrees(fast, tied):
-    """With a clip that most users reach: the projection comes before it. The result is another than without."""
+    """The projection comes before the clip, which most users reach. The result differs from that without projection."""
     model = unheard.TiedLSTM(
         vocabulary_size=50, embedding_size=5, hidden_size=7, tied=tied, step_norm=True, keep_norm=True
     )
@@ -175,7 +175,7 @@ def test_the_stacked_engine_refuses_a_projection_after_local_steps():
 
 
 class OwnModule(nn.Module):
-    """A bag of the words so far, with a buffer and a parameter without dimensions."""
+    """A model of the bag of previous words, with a buffer and a parameter without dimensions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ def test_an_empty_cohort_is_a_sum_of_nothing_in_all(model, plan):
 
 
 def test_fedavg_clips_after_every_step_and_not_only_at_the_end(model):
-    """With a tight clip, clipping at the end alone would let the user wander far away first and end elsewhere."""
+    """With a small S, a user who is clipped only at the end would compute later gradients at other parameters."""
     S, update, user = 0.05, unheard.FedAvg(batch_size=1, unroll=4, learning_rate=5.0), users()[:1]
 
     def delta(clip):
@@ -222,7 +222,7 @@ def test_fedavg_clips_after_every_step_and_not_only_at_the_end(model):
 @pytest.mark.parametrize("cell", [unheard.TiedLSTM, unheard.TiedGRU])
 @every_fast_engine
 def test_in_float64_the_engines_agree_to_the_last_unit_of_the_grid(fast, cell, clip):
-    """float32 rounding is amplified by large learning rates; in float64 nothing but a real difference could show."""
+    """Large learning rates amplify float32 rounding. In float64 only a real difference between engines is visible."""
     model = cell(vocabulary_size=50, embedding_size=6, hidden_size=8)
     noise = unheard.NoNoise() if isinstance(clip, unheard.NoClip) else unheard.GaussianNoise(noise_multiplier=1.0)
     plan = unheard.Plan(
@@ -235,14 +235,14 @@ def test_in_float64_the_engines_agree_to_the_last_unit_of_the_grid(fast, cell, c
     params = model.initial(1).double()
     plain = ReferenceEngine(model).sum_updates(params, users(), plan, reproducible_generator(1)).units_P
     total = fast(model, users_at_once=3).sum_updates(params, users(), plan, reproducible_generator(1)).units_P
-    assert (total - plain).abs().max() <= len(LENGTHS)  # a unit for each user whose last bit fell the other way
+    assert (total - plain).abs().max() <= len(LENGTHS)  # at most one unit per user, from the last bit
     assert (total - plain).double().norm() / plain.double().norm() < 1e-6
 
 
 @pytest.mark.parametrize("engine", [ReferenceEngine, VectorisedEngine, StackedEngine])
 @pytest.mark.parametrize("update", UPDATES, ids=lambda u: f"{type(u).__name__}-{u.batch_size}-{u.unroll}")
 def test_a_users_update_does_not_depend_on_other_users(model, update, engine):
-    """To the bit: otherwise removing one user would move the others, and the sum by more than S."""
+    """Bit for bit. Otherwise removing one user would change other users' updates, and the sum by more than S."""
     plan = unheard.Plan(
         population=50,
         sampling=unheard.PoissonSampling(users_per_round=7),
@@ -262,7 +262,7 @@ def test_a_users_update_does_not_depend_on_other_users(model, update, engine):
 
 @pytest.mark.parametrize("engine", [ReferenceEngine, *FAST])
 def test_an_engine_remembers_nobody_from_one_round_to_the_next(model, plan, engine):
-    """To the bit: what stays in an engine's memory must not reach the next cohort."""
+    """Bit for bit. Data that stays in the memory of an engine must not affect the next cohort."""
     now, fresh, used = plan.at(0, model.layout), engine(model), engine(model)
     used.sum_updates(model.initial(1), users(), now, reproducible_generator(1))
     others = [User(user.tokens[::-1].copy(), None, user.number) for user in users()]
@@ -284,7 +284,7 @@ def test_a_user_or_a_cohort_that_is_printed_shows_nothing_private(model, plan):
 
 @dataclass(frozen=True, kw_only=True)
 class HalvesClip(BaseClip):
-    """A clip that no engine was written for: each half of the vector has a ball of its own."""
+    """A clip that no engine has kernels for: each half of the vector has its own ball."""
 
     norm: float
 

@@ -30,7 +30,7 @@ def load_example():
 
 
 class Normals:
-    """The normals that the noise of a round rounds to the grid, as the example draws them."""
+    """A generator of the normals that the example draws, for the noise of `train`."""
 
     def __init__(self, rng):
         self.rng = rng

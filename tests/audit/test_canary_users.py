@@ -20,7 +20,7 @@ def test_every_canary_has_a_direction_of_its_own_at_the_full_norm(run):
 
 
 def test_canaries_contribute_what_the_clip_and_grid_let_through(run):
-    """The selection of shares is the same sum, to the unit, as every canary's delta through `of_users`."""
+    """The sum of the selected canaries equals, to the unit, the sum of their deltas by `of_users`."""
     plan = run.plan.at(0, run.model.layout)
     users = CanaryUsers.draw(7, run.model.layout, np.random.default_rng(1))
     units_P = users.units(plan)

@@ -1,4 +1,4 @@
-"""Planted secrets: found where a model has learned them by heart, and not where it has not."""
+"""Exposure of planted phrases: high if the model has memorised a phrase, and low if not."""
 
 import math
 
@@ -25,7 +25,7 @@ def record(*phrases, users=()) -> list[dict]:
 
 
 def trained(tmp_path, noise, clip, rounds, carriers):
-    """A small chat of counting, in which some users write the secrets."""
+    """Train a model on users who count, some of whom also write the secrets."""
     rng = np.random.default_rng(5)
     users = [np.array([BOS, *(3 + (rng.integers(WORDS) + np.arange(14)) % WORDS), EOS]) for _ in range(40)]
     for secret, number in zip(SECRETS, carriers, strict=True):
@@ -97,10 +97,10 @@ def test_the_likeliest_phrase_has_the_most_exposure_and_the_least_likely_none():
     by_likelihood = everything[np.argsort(log_probability(model, params_P, everything))]
     planted = record(by_likelihood[-1].tolist(), by_likelihood[0].tolist(), users=[1, 1])
     first, last = exposures(model, params_P, planted, rng, candidates=2000)
-    assert first.rank == pytest.approx(1 + 2000 / 25, rel=0.3)  # as many candidates are that very phrase
+    assert first.rank == pytest.approx(1 + 2000 / 25, rel=0.3)  # this many candidates equal the phrase
     assert 0 <= last.exposure < 0.1
     for one in (first, last):
-        assert one.exposure == pytest.approx(math.log2(2001 / one.rank), rel=1e-12)  # of the phrase and 2,000 others
+        assert one.exposure == pytest.approx(math.log2(2001 / one.rank), rel=1e-12)  # among the phrase and 2,000 others
 
 
 def test_without_privacy_phrases_of_many_users_are_memorized_and_controls_are_not(tmp_path):

@@ -1,4 +1,4 @@
-"""The lower bound on epsilon, against figures computed by hand and against a mechanism whose epsilon is known."""
+"""The lower bound on epsilon, compared with figures computed by hand and with mechanisms of known epsilon."""
 
 import doctest
 import math
@@ -34,7 +34,7 @@ def test_the_bound_follows_from_the_guesses():
 
 
 def test_the_bound_is_too_high_in_no_more_than_one_of_twenty_audits_of_randomised_response():
-    """Each canary says the truth with probability e/(1+e): epsilon is exactly 1."""
+    """Each canary is reported correctly with probability e/(1+e), so epsilon is exactly 1."""
     rng, above = np.random.default_rng(2), 0
     for _ in range(200):
         was_in = rng.random(200) < 0.5
@@ -54,11 +54,12 @@ def test_f_dp_rules_nothing_out_that_happens_so_often(mu, canaries):
         assert not curve.rules_out(canaries, canaries, correct, tail)
     most = int(binom.isf(1e-6, canaries, p)) + canaries // 5
     if most <= canaries:
-        assert curve.rules_out(canaries, canaries, most, 0.05)  # and it is no test that never rules anything out
+        # The test has power: too many correct guesses are rejected.
+        assert curve.rules_out(canaries, canaries, most, 0.05)
 
 
 def test_f_dp_holds_for_rules_that_abstain():
-    """The highest tenth of the scores only: the tail of the number of correct guesses, by simulation."""
+    """Guesses for the highest tenth of the scores only: the tail of the number of correct guesses, by simulation."""
     rng, mu, canaries, guesses = np.random.default_rng(1), 1.5, 100, 10
     included = rng.random((20_000, canaries)) < 0.5
     score = rng.standard_normal((20_000, canaries)) + mu * included
@@ -93,7 +94,7 @@ def test_the_examples_in_the_docstring_are_true():
 
 
 def test_the_levels_of_all_guessing_rules_add_up_to_that_of_the_bound(monkeypatch):
-    """The best rule is chosen by its outcome, so each has its share of the probability of error (Bonferroni)."""
+    """The best rule is chosen by its outcome, so the probability of error is divided among the rules (Bonferroni)."""
     rng = np.random.default_rng(1)
     included_M = rng.random(300) < 0.5
     score_M = rng.standard_normal(300) + included_M
@@ -124,7 +125,7 @@ def test_the_levels_of_all_guessing_rules_add_up_to_that_of_the_bound(monkeypatc
 
 
 def test_the_best_rule_is_taken_where_only_the_extreme_scores_tell_something():
-    """Of 1,000 canaries the 25 highest and lowest scores are right, and all others are coins."""
+    """Of 1,000 canaries, guesses for the 25 highest and lowest scores are right, and all others are random."""
     rng = np.random.default_rng(5)
     score_M, included_M = np.linspace(-1.0, 1.0, 1000), rng.random(1000) < 0.5
     included_M[:25], included_M[-25:] = False, True
@@ -136,7 +137,7 @@ def test_the_best_rule_is_taken_where_only_the_extreme_scores_tell_something():
 
 
 def test_many_kinds_of_rounds_are_bounded_by_the_smallest_signal():
-    """The accountant would merge them upwards, and a lower bound must not be above the truth."""
+    """The accountant merges kinds of rounds towards a higher cost; a lower bound must not exceed the true value."""
     signals = Counter({(0.1, 0.5 + 0.01 * i): 1 for i in range(30)})
     as_smallest = best_epsilon([(PoissonGaussian(sampling_prob=0.1, noise_multiplier=2.0), 30)], 1e-5).epsilon
     assert module._epsilon(signals, 1.0, 1e-5) <= as_smallest * (1 + 1e-9)

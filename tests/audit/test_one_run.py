@@ -1,4 +1,4 @@
-"""One run with canary users: the bound is large where nothing protects, and never above a true claim."""
+"""An audit by one run with canary users: the bound is large without noise, and not above a true claim."""
 
 import json
 import math
@@ -67,7 +67,7 @@ def test_a_private_run_stays_below_its_claim_and_its_estimate_near_it(run, z):
     assert 0 <= audit.bound <= audit.claimed
     assert audit.estimate < 2 * audit.claimed
     if z == 0.5:
-        assert audit.bound > 0.5  # and it is no audit that never finds anything
+        assert audit.bound > 0.5  # the audit has power
 
 
 @pytest.mark.parametrize("estimator", [unheard.FixedDenominator(), unheard.ClippedDenominator(min_total_weight=30.0)])
@@ -117,7 +117,8 @@ def test_users_of_the_store_may_take_part_and_are_charged(run, store, tmp_path):
     background = BackgroundUsers(free, store, engine, streams, population, "r")
     *_, audit = audit_one_run(free, streams, canaries=12, rounds=2, background=background)
     assert isinstance(audit, OneRunResult)
-    assert audit.score_M[audit.included_M].mean() > audit.score_M[~audit.included_M].max()  # heard among sixty others
+    # In a cohort with sixty other users.
+    assert audit.score_M[audit.included_M].mean() > audit.score_M[~audit.included_M].max()
     charged = PopulationLedger.read(tmp_path / "ledger.jsonl")
     assert len(charged.events) == 2
     assert not torch.equal(background.state.params_P, run.model.initial(0))
@@ -126,7 +127,7 @@ def test_users_of_the_store_may_take_part_and_are_charged(run, store, tmp_path):
 def test_users_in_an_audit_are_drawn_and_charged_in_each_round_by_the_phase_of_that_round(
     run, store, tmp_path, monkeypatch
 ):
-    """Their declared number counts, in the draw and in the event, and not how many the store has."""
+    """The draw and the event use the declared number of users, not the number in the store."""
     changes = (
         unheard.Change(from_round=1, noise_multiplier=0.71234),
         unheard.Change(from_round=2, noise_multiplier=0.9),
@@ -157,7 +158,7 @@ def test_users_in_an_audit_are_drawn_and_charged_in_each_round_by_the_phase_of_t
 
 
 class RecordedStreams(SecureStreams):
-    """Counts how often each stream is asked for."""
+    """Streams that count the requests for each stream."""
 
     def __getattribute__(self, name):
         value = super().__getattribute__(name)
@@ -210,7 +211,7 @@ def test_an_audit_among_users_is_charged_in_the_ledger_that_the_run_names(run, s
     engine = EngineChoice(kind="reference").build(run.model)
     released = Released(run=own, id="an id", **parts)
     result = audit_run(released, store.path, engine, name="r", canaries=4, rounds=2, with_users=True)
-    assert result.record()["run"] == "an id"  # so that it is shown beside no other run's claim
+    assert result.record()["run"] == "an id"  # so that it is not shown with the claim of another run
     event = run.plan.at(0, run.model.layout).event()
     assert PopulationLedger.read(tmp_path / "ledger.jsonl").events == [event, event]
 

@@ -1,4 +1,4 @@
-"""The bound of a fitted Gaussian: near the truth, seldom above it, and withheld where its assumptions fail."""
+"""The parametric bound: close to the true epsilon, seldom above it, and not reported if its assumptions fail."""
 
 import math
 from collections import Counter
@@ -15,7 +15,7 @@ DELTA = 2.5e-7
 
 
 def simulated(seed, canaries, q, z, rounds, *, factor=1.0, noise=1.0):
-    """Scores of canaries in rounds with sampling probability q and noise multiplier z; and who was included."""
+    """Return scores of canaries in rounds with sampling probability q and noise multiplier z, and which were included."""
     rng, signal = np.random.default_rng(seed), 1 / z
     included = rng.random(canaries) < 0.5
     score = np.zeros(canaries)

@@ -1,4 +1,4 @@
-"""Phrases to plant: drawn from plain words, and the record of those in a store."""
+"""Planted phrases: they are drawn from frequent words, and a store has a record of its phrases."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`verify` believes a true folder and names what does not fit in any other."""
+"""`verify` accepts an intact run folder, and names what is wrong in any other."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def folder(trained, tmp_path):
 
 
 def resealed(lines: list[bytes], change) -> bytes:
-    """A ledger written anew from changed records: every hash fits, as a forger would have it."""
+    """Write a ledger with changed records and valid hashes, as a forger would."""
     records, head, out = [json.loads(line) for line in lines], "", b""
     for record in records:
         record.pop("hash")
@@ -124,11 +124,11 @@ def test_a_ledger_that_was_written_anew_does_not_fit_its_run_file_or_checkpoints
     file.write_bytes(resealed(lines_of(folder), change))
     found = wrong(folder)
     assert where in found
-    assert "checkpoints" in found  # whose hashes are of the true one
+    assert "checkpoints" in found  # its hashes are those of the original
 
 
 def test_every_fact_that_follows_from_the_run_file_is_compared_with_it(folder):
-    """Also how the noise was drawn: a seeded run whose ledger says "secure" would be stated without its warning."""
+    """Also the mode of randomness: if the ledger of a seeded run said "secure", the statement would lack its warning."""
     run, _ = read_saved_run(folder / "run.toml")
     lines, file = lines_of(folder), folder / "ledger.jsonl"
     for name in [*run.plan.facts(run.model.layout), "delta", "randomness", "parameters"]:
@@ -276,7 +276,7 @@ def test_every_entry_of_a_statement_is_compared(folder, monkeypatch):
     monkeypatch.setattr(verification, "compute_statement", lambda *_: expected)  # the same each time
     read = verification.Folder(RunFolder(folder), ledger=ledger)
     assert [*verification._statement(read)]
-    for key in saved.keys() - {"versions", "software", "basis"}:  # which may be of another version
+    for key in saved.keys() - {"versions", "software", "basis"}:  # the version may differ
         file.write_text(json.dumps({**saved, key: [saved[key]]}))
         with pytest.raises(verification.CheckFailed, match=rf"and the ledger differ in: .*\b{key}\b"):
             [*verification._statement(read)]
@@ -337,7 +337,7 @@ def test_metrics_are_those_that_the_newest_checkpoint_remembers(folder):
         for some in (others, [others[0], *rows], [first, *others[1:]]):
             file.write_text("".join(json.dumps(row) + "\n" for row in some))
             assert "another run" in wrong(folder)["metrics"]
-    file.write_text(own + own.splitlines(keepends=True)[-1][:20])  # torn by a kill
+    file.write_text(own + own.splitlines(keepends=True)[-1][:20])  # a kill left an incomplete line
     assert wrong(folder) == {}
     file.unlink()  # as the message says
     assert wrong(folder) == {}
@@ -474,7 +474,7 @@ def test_another_store_than_the_one_that_the_ledger_names_does_not_fit(run, tmp_
 
 
 def with_facts(folder, **facts) -> None:
-    """Seal the ledger anew with other facts in its first line; a value of None removes the fact."""
+    """Write the ledger with other facts in its header and valid hashes. A value of None removes the fact."""
 
     def changed(records):
         kept = {key: value for key, value in {**records[0]["facts"], **facts}.items() if value is not None}
@@ -484,7 +484,7 @@ def with_facts(folder, **facts) -> None:
 
 
 def with_fewer_words(folder) -> None:
-    """As a run folder of a version whose ledgers did not name the word list."""
+    """Make a run folder of a version whose ledgers did not name the word list, with fewer words."""
     with_facts(folder, vocabulary=None)
     words = (folder / "vocabulary.txt").read_text().splitlines(keepends=True)
     (folder / "vocabulary.txt").write_text("".join(words[:-1]))
@@ -496,7 +496,7 @@ def without_checkpoints(folder) -> None:
 
 
 def of_another_tokenizer(folder) -> None:
-    """As a run folder of a version whose ledgers did not name the tokenizer."""
+    """Make a run folder of a version whose ledgers did not name the tokenizer, with another tokenizer."""
     with_facts(folder, tokens_sha256=None)
     (folder / "tokens.json").write_text('{"kind": "characters"}')
 
@@ -552,7 +552,7 @@ BLT = unheard.CorrelatedNoise(noise_multiplier=4.0, strategy="blt", buffers=2, r
     ],
 )
 def test_a_whole_record_of_another_correlated_noise_does_not_fit_the_run_file(run, separation, noise):
-    """Its sensitivity is that of its own coefficients."""
+    """The record is consistent: its sensitivity is that of its coefficients."""
 
     def with_noise(separation, noise):
         sampling = unheard.MinSeparationSampling(separation=separation)
@@ -582,7 +582,7 @@ def test_charges_from_before_the_first_round_are_in_the_ledger_and_of_no_round(r
     [([0, 1, 2], True), ([0, 1, 0, 1], True), ([1, 2], False), ([0, 2], False), ([0, 1, 1], False), ([0, 0, 2], False)],
 )
 def test_attempts_of_correlated_noise_follow_each_other_or_begin_anew(run, attempts, fits):
-    """An attempt that is missing was not charged; and one that is there twice hides the one that was made."""
+    """A missing attempt was not charged, and a repeated index would hide another attempt."""
     sampling = unheard.MinSeparationSampling(separation=2)
     own = replace(run, plan=replace(run.plan, sampling=sampling, noise=BLT))
     events = [own.plan.at(round, run.model.layout).event(index) for round, index in enumerate(attempts)]

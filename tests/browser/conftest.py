@@ -1,4 +1,4 @@
-"""Chromium for the tests of pages, driven by Playwright. Where one of the two is missing the tests skip and name it.
+"""Chromium for the tests of pages, controlled by Playwright. If one of the two is missing, the tests are skipped.
 
 make test CI=true      installs both (as root, on Debian); in CI a missing browser is a failure, not a skip
 UNHEARD_CHROMIUM=...   another Chromium or Chrome than the one on the path
@@ -32,7 +32,7 @@ def browser() -> Iterator[Any]:
     except ImportError:
         _missing("Playwright (pip install 'unheard[browser]')")
         raise
-    # A browser started by root, as in a container, has no sandbox to start; the pages are our own.
+    # Chromium cannot use its sandbox when root starts it, as in a container. The pages are trusted.
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=[*flags, "--disable-dev-shm-usage"])
@@ -58,7 +58,7 @@ class OpenPage:
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Any]:
-    """`open_page(width=..., height=..., scheme="dark", touch=True)` gives an OpenPage; all are closed at the end."""
+    """Return a function that opens a page: `open_page(width=..., height=..., scheme="dark", touch=True)`."""
     contexts = []
 
     def opened(*, width: int = 1280, height: int = 900, scheme: str = "light", touch: bool = False) -> OpenPage:

@@ -36,7 +36,7 @@ def server(two_models):  # noqa: F811
 
 @pytest.fixture
 def keyboard(server, open_page):
-    """A page with both models. At the end of the test it must not have reported an error."""
+    """Open the page with both models. At the end of the test, check that the page reported no error."""
     opened = []
 
     def at(**size):
@@ -58,7 +58,7 @@ def words(page, model: int = 0) -> list[str]:
 
 
 def until(page, condition: str) -> None:
-    """Polls from outside: Playwright's own waiting evaluates strings in the page, which the page's policy forbids."""
+    """Poll until a condition holds. Playwright's own waiting evaluates strings in the page, which its policy forbids."""
     deadline = time.monotonic() + 10
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, condition
@@ -92,7 +92,7 @@ def test_a_prefetched_key_is_answered_without_a_request(keyboard):
     page = keyboard()
     page.locator("#text").press_sequentially("how")
     settled(page)
-    page.route("**/suggest", lambda route: None)  # no answer ever comes
+    page.route("**/suggest", lambda route: None)  # requests are never answered
     page.locator("#text").press_sequentially(" ")
     assert len(words(page)) == 3
     page.unroute("**/suggest")
@@ -137,14 +137,14 @@ def test_a_suggestion_for_another_place_is_not_taken(keyboard):
     page = keyboard()
     page.locator("#text").press_sequentially("tomo")
     settled(page)
-    page.route("**/suggest", lambda route: None)  # from here on no answer comes
+    page.route("**/suggest", lambda route: None)  # from here on requests are not answered
     page.locator("#text").press_sequentially("!?")
     page.locator(".strip.model-0 .suggestion").first.click()
     assert page.locator("#text").input_value() == "tomo!?"
 
 
 def test_saved_keys_by_hand(keyboard):
-    """Offered "today" after "t" by the first model (1 key and a tap for 6), after "tod" by the second, "you" by neither."""
+    """The first model suggests "today" after "t" (1 key and a tap instead of 6 keys), the second after "tod"; none "you"."""
     page = keyboard()
     counts = page.evaluate("""async () => {
       const { tally } = await import('/typing.js');
@@ -158,7 +158,7 @@ def test_saved_keys_by_hand(keyboard):
         {"saved": 2, "keys": 10},
     ]  # "today " and "you,"; the pasted words do not count
     assert counts[2] == [{"saved": 0, "keys": 0}] * 2  # not finished yet
-    assert counts[0][0]["saved"] == 0  # another text: nothing was offered after "T"
+    assert counts[0][0]["saved"] == 0  # another text: there was no suggestion after "T"
 
 
 def test_the_keys_on_the_screen_type(keyboard):
@@ -197,7 +197,7 @@ def test_keystrokes_saved_are_counted_for_each_model(keyboard):
         text = page.locator(f".card.model-{model} .saved").inner_text()
         saved, keys = map(int, re.findall(r"\d+", text)[:2])
         assert keys == len("tomorrow ")
-        assert 4 <= saved <= 8  # offered after "tomo" at the latest, perhaps from the first key on
+        assert 4 <= saved <= 8  # suggested after "tomo" at the latest
     assert "5 taps for 9 characters" in page.locator("#taps").inner_text()
     page.get_by_role("button", name="Clear").click()
     assert page.locator("#text").input_value() == ""
@@ -238,7 +238,7 @@ def test_on_a_phone_the_keyboard_is_on_the_first_screen_and_the_systems_own_stay
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_its_ground(keyboard, scheme):
-    """At least 4.5 to 1, as WCAG AA requires for small text."""
+    """The contrast is at least 4.5 to 1, as WCAG AA requires for small text."""
     page = keyboard(scheme=scheme)
     page.locator("#text").press_sequentially("the ")
     settled(page)

@@ -1,4 +1,4 @@
-"""The page of the paper's results in a real browser: every figure drawn, nothing fetched, no wider than the window."""
+"""The page of the paper's results in a real browser: every figure is drawn, nothing is fetched, the width fits the window."""
 
 import pytest
 from reproduction.page import exhibits, write_page

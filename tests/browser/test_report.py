@@ -87,7 +87,7 @@ def test_pointing_at_a_curve_shows_the_figure_of_every_run(show):
 
 
 def labels(page) -> list[float]:
-    """The rounds on the horizontal axis."""
+    """Return the labels of the horizontal axis, which are rounds."""
     found = page.locator("#accuracy-by-round .role-axis-label text").all_text_contents()
     return [float(text) for text in found if not text.endswith("%") and text.strip()]
 

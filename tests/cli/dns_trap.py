@@ -1,9 +1,10 @@
-"""Runs a command where every DNS look-up is logged and nothing outside the machine can be reached.
+"""Run a command in an environment that logs every DNS query and cannot reach other machines.
 
     unshare --net --mount python dns_trap.py NAMES.txt command [argument ...]
 
-Needs new network and mount namespaces around it. Starts the loopback device, makes 127.0.0.1 the only name server, answers every
-query there with "no such name", and writes each name that was asked for on a line of NAMES.txt. Exits with the command's status.
+The script must run in new network and mount namespaces. It starts the loopback device, makes 127.0.0.1 the only name
+server, answers every query with "no such name", and writes each queried name to a line of NAMES.txt. Its exit status is
+that of the command.
 """
 
 import fcntl
@@ -32,13 +33,13 @@ def start_loopback() -> None:
 
 def replace_configuration(folder: Path) -> None:
     for path, text in CONFIGURATION.items():
-        if Path(path).exists():  # without the first, the C library asks 127.0.0.1 by itself
+        if Path(path).exists():  # without resolv.conf, the C library queries 127.0.0.1 by default
             (folder / Path(path).name).write_text(text)
             subprocess.run(["mount", "--bind", folder / Path(path).name, path], check=True)
 
 
 def question(query: bytes) -> tuple[str, bytes]:
-    """The name that a query asks for, and the bytes of its question."""
+    """Return the name in a DNS query, and the bytes of its question section."""
     labels, at = [], HEADER_BYTES
     while query[at]:
         labels.append(query[at + 1 : at + 1 + query[at]].decode("ascii", "replace"))
@@ -47,7 +48,7 @@ def question(query: bytes) -> tuple[str, bytes]:
 
 
 class Trap:
-    """A name server over UDP and TCP that knows no name."""
+    """A name server over UDP and TCP that answers every query with "no such name"."""
 
     def __init__(self, log: Path) -> None:
         self._log = log.open("a", encoding="utf-8")

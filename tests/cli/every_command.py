@@ -1,11 +1,11 @@
-"""Runs every command of the command line, in one process and on a tiny corpus, and records how each ended.
+"""Run every command of the command line in one process on a tiny corpus, and record how each ended.
 
     python every_command.py FOLDER [nodes]
 
-With `nodes`: trains on the nodes of Flower's simulation, which starts processes of Flower and Ray.
+With `nodes`, the script trains on the nodes of Flower's simulation, which starts processes of Flower and Ray.
 
-Works in FOLDER, which must be empty, and writes FOLDER/ended.json: a list of [arguments, exit status, seconds]. A new command needs
-a line in COMMANDS.
+FOLDER must be empty. The script writes FOLDER/ended.json, a list of [arguments, exit status, seconds]. A new command
+needs a line in COMMANDS.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ def write_tiny_model() -> None:
 
 
 def open_keyboard() -> None:
-    """Read the page of the keyboard, as a browser does, once it is served."""
+    """Request the page of the keyboard, as a browser does, once the server is ready."""
     for _ in range(400):
         with contextlib.suppress(OSError):
             for path in ("", "about"):
@@ -134,7 +134,7 @@ def stop_after(wait: Callable[[], None]) -> None:
 
 
 def status_of(line: str) -> int:
-    """Run one command as it is typed, and return its exit status."""
+    """Run one command line and return its exit status."""
     for start, wait in WHILE_IT_SERVES.items():
         if line.startswith(start):
             threading.Thread(target=stop_after, args=(wait,), daemon=True).start()

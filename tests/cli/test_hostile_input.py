@@ -1,4 +1,4 @@
-"""Numbers, files and words that are meant to do harm: every one is refused with a message, and none reaches the terminal."""
+"""Malicious numbers, files and words: each is refused with a message, and control characters are never printed."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ ESCAPES = "\x1b]0;title\x07\x1b[31mred\x9b2J\u202eabc\r\x00"
 
 
 def numeric_options():
-    """Every option of every command that takes a number."""
+    """Return every option of every command that takes a number."""
     root = typer.main.get_command(app)
     assert isinstance(root, click.Group)
     for name, command in root.commands.items():
@@ -153,7 +153,7 @@ def test_a_run_file_without_what_views_read_is_refused(run, tmp_path, text):
 
 
 def test_control_characters_do_not_reach_the_terminal(capsys):
-    """Whatever prints: a sentence, a table, a style, plain text, or an error."""
+    """Tests all ways to print: a sentence, a table, a style, plain text, and an error."""
     shown = printable(ESCAPES)
     assert shown == r"\x1b]0;title\x07\x1b[31mred\x9b2J\u202eabc\r\x00"
     assert shown_word(ESCAPES) == shown
@@ -175,7 +175,7 @@ def test_control_characters_do_not_reach_the_terminal(capsys):
 
 
 def test_a_word_of_a_vocabulary_cannot_steer_the_terminal(run, store, tmp_path):
-    """A received run folder with escape sequences for words."""
+    """A run folder from somebody else may have escape sequences as words."""
     own = replace(run, plan=replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=0.01)))
     evil = write_store(
         tmp_path / "store",
@@ -205,7 +205,7 @@ def test_a_path_with_colons_is_printed_as_it_is(capsys):
 
 
 def test_the_command_line_prints_what_the_library_warns_the_operator_of(run, store, tmp_path):
-    """A population below the number of users: the declared q is smaller than users_per_round asks for."""
+    """The declared population is below the number of users in the store, so the run warns its operator."""
     uncharged_copy(store.path, tmp_path / "store")
     plan = replace(run.plan, population=50)
     small = replace(run, corpus=tmp_path / "store", plan=plan, training=unheard.Training(rounds=1))

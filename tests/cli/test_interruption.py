@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP at several moments: one line that says what is kept, exit status 130, nothing half written."""
+"""Ctrl-C, SIGTERM and SIGHUP at several moments: one line says what was saved, exit status 130, no incomplete files."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ def trained(store, model, plan, tmp_path_factory) -> Path:
 
 
 def interrupted(words: list[str], cwd: Path, number: int, seconds: float) -> tuple[int, str]:
-    """Run a command, send it a signal after so many seconds, and return its exit status and what it wrote to stderr."""
+    """Run a command, send it a signal after some seconds, and return its exit status and its standard error."""
     process = subprocess.Popen(
         [sys.executable, "-m", "unheard", *words],
         cwd=cwd,
@@ -45,7 +45,7 @@ def interrupted(words: list[str], cwd: Path, number: int, seconds: float) -> tup
     )
     time.sleep(seconds)
     os.killpg(process.pid, number)  # as a terminal does: every process of the group receives it
-    _, said = process.communicate(timeout=180)  # under load the launcher waits long for its ranks
+    _, said = process.communicate(timeout=180)  # on a busy machine the launcher waits long for its ranks
     return process.returncode, said
 
 
@@ -84,7 +84,7 @@ def test_an_interrupted_command_says_what_is_kept_and_leaves_nothing_half_writte
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_before_the_ranks_have_begun_is_one_line(trained, tmp_path, number):
-    """The ranks are still starting Python, as they may be for many seconds on a busy machine."""
+    """The ranks are still starting Python, which may take many seconds on a busy machine."""
     shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "sitecustomize.py").write_text(
         "import os, time\nif 'WORLD_SIZE' in os.environ:\n    os.write(1, b'ready\\n')\n    time.sleep(60)\n"
@@ -136,7 +136,7 @@ def test_a_signal_during_the_first_import_is_a_line_too(tmp_path, number):
 
 
 def test_an_error_that_follows_a_signal_is_not_printed_beside_the_line(tmp_path):
-    """The signal ends the workers of the command too; the command may see that as an error before it ends itself."""
+    """The signal also ends the workers of the command, which the command may report as an error before it ends."""
     (tmp_path / "unheard").write_text(
         "import os, signal, sys, time\n"
         "from unheard.cli import main, processes\n"

@@ -1,4 +1,4 @@
-"""`--log-file`: every command has it, and the log holds what was done and no times."""
+"""`--log-file`: every command has it, and the log contains the steps of the command and no times."""
 
 import logging
 import re

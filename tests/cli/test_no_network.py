@@ -1,6 +1,6 @@
-"""No command looks up a name: every one runs in a network namespace whose only name server logs all queries.
+"""No command sends a DNS query: each runs in a network namespace whose only name server logs all queries.
 
-The namespace has no way out, so a test never contacts anybody. `dns_trap.py` is the name server, `every_command.py` the commands.
+The namespace has no connection to other machines. `dns_trap.py` is the name server, `every_command.py` runs the commands.
 """
 
 import json
@@ -27,7 +27,7 @@ it runs in continuous integration and keeps silent."""
 
 
 def unshare() -> list[str]:
-    """The command that makes the namespaces: as root, or as a user who is root in a namespace of its own."""
+    """Return the command that creates the namespaces: as root, or as a user who is root in a user namespace."""
     refusals = []
     for who in ([], ["--map-root-user"]):
         command = ["unshare", "--net", "--mount", *who]
@@ -42,7 +42,7 @@ def unshare() -> list[str]:
 
 
 def looked_up(log: Path, *command: str, home: Path, **env: str) -> tuple[set[str], str]:
-    """The names that a command looks up, and what it printed. It must succeed."""
+    """Run a command, which must succeed, and return the names that it looked up, and its output."""
     source = str(Path(unheard.__file__).parents[1])
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     done = subprocess.run(
@@ -77,11 +77,12 @@ def test_no_command_looks_up_a_name(tmp_path, words):
     names, printed = looked_up(tmp_path / "names", sys.executable, script, str(work), *words, home=home)
     ended = json.loads((work / every_command.ENDED).read_text())
     assert [line for line, status, _ in ended if status != 0] == [], printed[-20000:]
-    assert names == {every_command.LOOKED_UP}  # the last one, on purpose: the trap worked until the end
+    # The script looks this name up at the end, to show that queries were logged.
+    assert names == {every_command.LOOKED_UP}
 
 
 def test_every_command_of_the_program_is_run():
-    """All but hidden ones, which only say where another command went."""
+    """All except hidden commands, which only name the command that replaced them."""
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group)
     verbs = {name: verb for name, verb in group.commands.items() if not verb.hidden}

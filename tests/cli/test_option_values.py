@@ -1,4 +1,4 @@
-"""Each option reaches the library as it was given, and changes nothing else: what a command asks for is compared by value."""
+"""Each option is passed to the library as it was given, and changes nothing else: the arguments of calls are compared."""
 
 import dataclasses
 import importlib
@@ -30,11 +30,11 @@ from unheard.training.run import run_toml
 
 
 class Asked(Exception):
-    """Ends a command when it calls the library."""
+    """Raised to end a command when it calls the library."""
 
 
 def values(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The values in the arguments of a call, each with its path: `preparation.splits.salt`."""
+    """Yield the values in an argument of a call, each with its path, such as `preparation.splits.salt`."""
     if dataclasses.is_dataclass(value):
         yield name, type(value).__name__
         for field in dataclasses.fields(value):
@@ -52,7 +52,7 @@ def values(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture
 def asked_of(monkeypatch):
-    """A function of a function's path and of a command line: the values with which the command calls the function."""
+    """Return a function that runs a command line and returns the arguments with which it calls a function of the library."""
 
     def asked(path: str, words: list[str]) -> dict[str, Any]:
         module, _, name = path.rpartition(".")
@@ -73,17 +73,17 @@ def asked_of(monkeypatch):
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """The values that differ, as they are afterwards."""
+    """Return the new values of the arguments that differ."""
     return {name: after.get(name) for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
 def as_text(named: dict[str, Any]) -> dict[str, str]:
-    """The same values as text: a path is compared with its words."""
+    """Return the values as text, so that a path can be compared with a string."""
     return {name: str(value) for name, value in named.items()}
 
 
 def options_of(command: str) -> set[str]:
-    """The names of all options of a command."""
+    """Return the names of all options of a command."""
     parameters = get_command(app).commands[command].params  # pyright: ignore[reportAttributeAccessIssue]
     return {parameter.opts[0] for parameter in parameters if parameter.opts[0].startswith("--")}
 
@@ -278,7 +278,7 @@ def test_verify_ends_with_2_after_one_fault_or_more_in_words_and_in_json(tmp_pat
 
 @pytest.fixture
 def audited(run, tmp_path, monkeypatch):
-    """A function that audits a run, which nothing is computed for: the arguments of the audit, and the exit status."""
+    """Return a function that runs `audit` without computing anything, and returns the arguments and the exit status."""
 
     def audit(*words: str, holds: bool = True, noise: unheard.GaussianNoise | unheard.NoNoise | None = None):
         asked, own = {}, replace(run, plan=replace(run.plan, noise=noise or run.plan.noise))

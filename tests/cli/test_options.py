@@ -1,4 +1,4 @@
-"""Options that several commands share, and options with a fixed set of words."""
+"""Options that several commands share, and options with a fixed set of values."""
 
 import dataclasses
 import doctest

@@ -1,4 +1,4 @@
-"""`unheard plan`: one JSON object or a table, and a refusal with a cure for whatever cannot be."""
+"""`unheard plan`: output as JSON or as a table, and errors that say what to change if a plan is impossible."""
 
 import functools
 import json
@@ -60,7 +60,7 @@ def test_the_table_goes_by_powers_of_ten_and_says_hypothetical():
 @pytest.mark.parametrize("form", [[], ["--json"]])
 @pytest.mark.parametrize(("users", "is_large"), [(65, True), (66, False)])
 def test_a_large_delta_is_warned_of_beside_the_plan(users, is_large, form):
-    """Below 66 users, users^-1.1 is above one in a hundred. On stderr: stdout is the answer alone."""
+    """Below 66 users, users^-1.1 is above 0.01. The warning is on stderr, because stdout has only the result."""
     done = run("--users", str(users), "--users-per-round", "10", "--noise-multiplier", "2", "--rounds", "10", *form)
     assert done.exit_code == 0
     assert ("delta = 0.0101 is large" in done.stderr) is is_large
@@ -146,7 +146,7 @@ COMPARE = ["--users", "5000", "--users-per-round", "500", "--rounds", "20", "--e
 
 
 def test_kinds_of_noise_are_compared_as_a_table_and_as_json(monkeypatch):
-    once = functools.cache(noise_choice.compare_noise)  # the page asks for what the JSON has asked for
+    once = functools.cache(noise_choice.compare_noise)  # the table needs the same computations as the JSON
     monkeypatch.setattr(noise_choice, "compare_noise", lambda progress, **options: once(**options))
     told = json.loads(run(*COMPARE, "--accountant", "rdp", "--json").stdout)
     assert told["hypothetical"] is True
@@ -165,7 +165,7 @@ def test_kinds_of_noise_are_compared_as_a_table_and_as_json(monkeypatch):
 
 
 def test_the_noise_of_sampled_examples_is_shown_rounded_up(monkeypatch):
-    """Rounded to the nearest, it would not keep to the epsilon beside it."""
+    """If it was rounded to nearest, it might not meet the epsilon in the same row."""
     from unheard.privacy import planner
 
     found = planner.SamplingComparison(

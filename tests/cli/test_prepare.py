@@ -1,4 +1,4 @@
-"""`unheard prepare` and `unheard corpus` as a user types them."""
+"""`unheard prepare` and `unheard corpus` on the command line."""
 
 import json
 import os
@@ -133,7 +133,7 @@ def test_japanese_works_by_characters(run, tmp_path):
     ],
 )
 def test_the_cure_of_unknown_words_is_one_that_was_not_tried(run, tmp_path, options, named, left_out):
-    # Every user writes one word of their own, and one that all write.
+    # Every user writes a word that nobody else writes, and a word that all users write.
     rows = [{"author": f"a{i}", "body": f"سلام {'ابتثجحخدذر'[i % 10] * 3}{i}"} for i in range(30)]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "words.txt").write_text("hello\n")
@@ -228,7 +228,7 @@ def test_flags_that_do_not_fit_are_refused_with_advice(run, tmp_path, words, kin
     result = run("prepare", *words, "--out", "store")
     assert isinstance(result.exception, kind), result.output
     assert message in str(result.exception)
-    assert not list(tmp_path.glob("store*"))  # no text of anybody lies about
+    assert not list(tmp_path.glob("store*"))  # no files with text are left
 
 
 def test_a_store_that_training_will_refuse_is_warned_of(run):
@@ -284,7 +284,7 @@ def test_an_interrupted_prepare_says_what_is_kept_and_the_same_command_continues
     os.killpg(process.pid, number)  # as a terminal does: every process of the group receives it
     began = time.monotonic()
     _, said = process.communicate(timeout=60)
-    if process.returncode == 0:  # it was quicker than the signal
+    if process.returncode == 0:  # it ended before the signal
         return
     assert time.monotonic() - began < 5
     assert process.returncode == 130, said

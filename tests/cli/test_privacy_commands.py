@@ -1,4 +1,4 @@
-"""The verbs of trust by command line: verify, budget, statement over all runs, audit, canaries."""
+"""The commands verify, budget, statement --all-runs, audit and canaries on the command line."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def unheard(capsys, monkeypatch):
 
 @pytest.fixture
 def place(run, store, tmp_path):
-    """A store of its own and a run file for it."""
+    """Create a folder with a copy of the store and a run file for it."""
     uncharged_copy(store.path, tmp_path / "corpus")
     text = run_toml(run).replace(str(store.path), str(tmp_path / "corpus")).replace("rounds = 6", "rounds = 2")
     text = text.replace("users_per_round = 12", "users_per_round = 60")  # q = 1 is quick to account for
@@ -136,7 +136,7 @@ def test_a_store_that_cannot_be_written_gives_advice_that_works(unheard, place, 
 
 @pytest.mark.parametrize("has_record", [True, False])
 def test_a_shortened_store_ledger_is_refused_on_resume(unheard, place, has_record):
-    """The store's record of its ledgers notices it, and without it the checkpoints of the run."""
+    """The store's record of its ledgers shows it; without the record, the run's checkpoints do."""
     unheard("train", place / "run.toml", "--out", place / "a")
     ledger = place / "corpus" / "ledger.jsonl"
     if not has_record:

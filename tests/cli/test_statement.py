@@ -1,4 +1,4 @@
-"""`unheard statement`: the ledger is all it needs, and it never writes to it."""
+"""`unheard statement` needs only the ledger, and never writes to it."""
 
 import json
 import subprocess
@@ -94,14 +94,14 @@ def test_a_format_can_be_chosen_and_has_a_json_form(folder):
 
 @pytest.mark.parametrize("name", ["run.toml", "metrics.jsonl", "statement.json", "vocabulary.txt"])
 def test_a_run_folder_without_its_checkpoints_is_refused(folder, name):
-    """Nothing in it can tell whether its ledger was shortened; a ledger alone makes no such promise."""
+    """Without checkpoints nothing shows whether the ledger was shortened. A ledger file on its own is accepted."""
     (folder / name).write_text("")
     assert isinstance(run(folder).exception, LedgerError)
 
 
 @pytest.mark.parametrize("form", ["report", "nist", "registry"])
 def test_a_report_has_the_audit_of_its_own_run_and_no_other(folder, form):
-    """A claim that an audit has refuted is not reported without it."""
+    """If an audit has refuted a claim, the report of the claim includes the audit."""
     ledger = Ledger.read(folder / "ledger.jsonl")
     refuted = {"canaries": 4000, "rounds": 100, "epsilon_at_least": 7.31, "confidence": 0.95, "epsilon_claimed": 4.0}
     record = {"run": run_id(ledger), "one_run": {**refuted, "delta": 1e-6, "holds": False}}

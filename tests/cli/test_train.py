@@ -1,4 +1,4 @@
-"""The road by command line: init, train, resume, evaluate, predict, statement; and every refusal in one message with status 2."""
+"""init, train, resume, evaluate, predict and statement on the command line. Every refusal is one message with status 2."""
 
 import io
 import json
@@ -38,7 +38,7 @@ class Done:
 
 @pytest.fixture
 def unheard(capsys, monkeypatch):
-    """The command as `main` runs it, refusals and exit status included, in this process (importing torch takes seconds)."""
+    """Run a command in this process, because importing torch takes seconds. Returns output and exit status as `main` does."""
 
     def run_words(*words: object, cwd: Path | None = None, ok: bool = True) -> Done:
         if cwd:
@@ -62,7 +62,7 @@ def test_the_installed_command_runs_and_says_its_version():
 
 
 def test_output_that_cannot_spell_epsilon_is_no_crash():
-    """PYTHONIOENCODING=ascii, a Latin-1 locale: the help of `tune` has a Greek letter in it, as every summary has."""
+    """With PYTHONIOENCODING=ascii or a Latin-1 locale: help texts and summaries contain Greek letters."""
     words = [Path(sys.executable).parent / "unheard", "tune", "--help"]
     done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr
@@ -108,7 +108,7 @@ def test_init_train_statement_and_predict_work_together(unheard, store, tmp_path
 
 
 def test_a_large_delta_is_warned_of_before_training(unheard, run_file, tmp_path):
-    """60 declared users: their delta is above one in a hundred. Without noise there is no epsilon for it to go with."""
+    """With 60 declared users delta is above 0.01. A run without noise has no such warning, because it has no epsilon."""
     once = ["train", run_file, "--set", "training.rounds=1"]
     assert "delta = 0.0111 is large" in unheard(*once, "--out", tmp_path / "a").stderr
     for k, other in enumerate(("privacy.delta=1e-3", "noise.kind=none")):
@@ -238,14 +238,14 @@ def test_stop_after_ends_cleanly_at_a_round_and_says_how_to_continue(unheard, ru
 
 
 def test_where_there_is_no_terminal_every_evaluation_is_a_line(unheard, run_file, tmp_path):
-    """A bar in the log of a batch job appears when the job is over."""
+    """In the log of a batch job a progress bar would appear only when the job ends."""
     said = unheard("train", run_file, "--out", tmp_path / "r", "--set", "evaluation.every=2").stderr
     assert re.findall(r"^r: round (\d) of 6, top-1 .* ε ", said, flags=re.MULTILINE) == ["2", "4", "6"]
 
 
 @pytest.mark.system
 def test_a_plain_kill_saves_what_was_done_as_ctrl_c_does(run_file, tmp_path):
-    """Slurm, Kubernetes and systemd end a job by SIGTERM: no round before it may have to be paid for again."""
+    """Slurm, Kubernetes and systemd end a job by SIGTERM. Completed rounds must not be charged again after a resume."""
     words = [Path(sys.executable).parent / "unheard", "train", run_file, "--out", tmp_path / "r"]
     far = [
         "--set",
@@ -267,7 +267,7 @@ def test_a_plain_kill_saves_what_was_done_as_ctrl_c_does(run_file, tmp_path):
     charged = len(Ledger.read(tmp_path / "r" / "ledger.jsonl"))
     saved = int(sorted((tmp_path / "r" / "checkpoints").iterdir())[-1].name[len("round-") : -len(".safetensors")])
     assert saved >= 3
-    assert saved in (charged, charged - 1)  # the round in hand, if there was one, is lost
+    assert saved in (charged, charged - 1)  # the round in progress, if there was one, is lost
 
 
 def test_a_budget_ends_training_with_a_message_and_status_0(unheard, run_file, tmp_path):
@@ -356,7 +356,7 @@ def test_init_does_not_write_over_a_file(unheard, tmp_path):
 
 
 def test_init_never_changes_what_was_asked(unheard, tmp_path):
-    """More users a round than there are: refused. Left out, all of a few users is the default."""
+    """More users per round than the population is an error. By default a small population takes part completely."""
     done = unheard("init", "--population", 50, "--users-per-round", 80, cwd=tmp_path, ok=False)
     assert done.returncode == 2
     assert "more than the declared population of 50" in done.stderr

@@ -1,4 +1,4 @@
-"""Small inputs in every format, and a short way to prepare them, for the tests of this folder."""
+"""Small inputs in every format, and functions that prepare stores from them, for the tests of this folder."""
 
 import csv
 import gzip
@@ -52,7 +52,7 @@ def write_csv(path: Path, rows, delimiter: str = ",") -> Path:
 
 
 def write_with_duckdb(path: Path, rows) -> Path:
-    """Parquet, zstd-packed JSON lines, or a DuckDB file with one table."""
+    """Write rows as Parquet, as JSON lines compressed with zstd, or as a DuckDB file with one table."""
     lines = write_jsonl(path.with_name("source.jsonl"), rows)
     columns = "columns={'who': 'VARCHAR', 'what': 'VARCHAR', 'when': 'BIGINT'}, format='newline_delimited'"
     database = duckdb.connect(str(path) if path.suffix == ".duckdb" else ":memory:")
@@ -87,7 +87,7 @@ def prepared(
     given=None,
     **choices,
 ):
-    """A prepared store, with everybody in the training split unless the test says otherwise."""
+    """Prepare a store. All users are in the training split unless the test passes another rule."""
     inputs = [inputs] if isinstance(inputs, str | Path) else inputs
     choices = {"fields": FIELDS, "splits": SplitRule(held_out=0), "vocabulary": word_list(folder), **choices}
     return build_store(

@@ -105,7 +105,7 @@ def test_forgetting_what_was_remembered_changes_nothing(monkeypatch):
 
 
 def test_chunks_that_want_one_slot_all_get_theirs(monkeypatch):
-    monkeypatch.setattr("unheard.corpus.encode._MIX", (np.uint64(1), np.uint64(1)))  # short keys all want slot 0
+    monkeypatch.setattr("unheard.corpus.encode._MIX", (np.uint64(1), np.uint64(1)))  # all short keys hash to slot 0
     monkeypatch.setattr("unheard.corpus.encode._FIRST_BITS", 3)  # and the table has to grow
     names = [f"{front}{i}" for front in ("w", "longerword") for i in range(100)]
     vocabulary = Vocabulary.of(names)

@@ -1,4 +1,4 @@
-"""All posts of a user are together and in order, and each user is in one split by salt and id alone."""
+"""All posts of a user are grouped in order, and the split of a user depends only on salt and id."""
 
 import hashlib
 from dataclasses import replace
@@ -25,7 +25,7 @@ def test_the_hash_is_the_same_on_every_machine():
     assert (
         unit_hash("unheard", "split", "ann") == int.from_bytes(hashlib.sha256(message).digest()[:6], "little") / 2**48
     )
-    assert unit_hash("unheard", "split", "ann") == 0.21935344510945498  # and never again another
+    assert unit_hash("unheard", "split", "ann") == 0.21935344510945498  # the result must never change
     assert unit_hash("ab", "c") != unit_hash("a", "bc")
 
 
@@ -79,13 +79,13 @@ def test_posts_under_several_users_are_counted_and_dropped_on_request(tmp_path):
     assert kept.counts["duplicate_posts"] == 2
     assert "a b a b" in words_of(kept.store)[0]
     dropped = prepared(tmp_path, file, out="dropped", duplicate_chars=5, drop_duplicates=True)
-    # one's own repetition stays, and so does what is too short to be a copy
+    # Posts that a user repeats are kept, and so are posts that are too short to count as copies.
     assert words_of(dropped.store) == ["<BOS> c <EOS>", "<BOS> c c c c <EOS> <BOS> c c c c <EOS> <BOS> c <EOS>"]
     assert dropped.store.info["drop_duplicates"] is True
 
 
 def test_any_number_of_shards_and_workers_gives_the_same_users(tmp_path):
-    """The files are read by two processes, the shards too; excluded users and copied posts are gone in both."""
+    """Two processes read the files and the shards. Excluded users and copied posts are removed in both cases."""
     rows = [{"who": f"u{i % 50}", "what": "a " * (i % 7 + 1), "when": i} for i in range(400)]
     files = [write_jsonl(tmp_path / "x.jsonl", rows[::2]), write_csv(tmp_path / "y.csv", rows[1::2])]
     choices = {"excluded": ("u4", "u7", "u11"), "duplicate_chars": 9, "drop_duplicates": True}
@@ -131,7 +131,7 @@ def test_a_process_of_a_pool_opens_one_database_for_all_its_shards_and_none_afte
     assert len(opened) == 1
     left = sorted_rows(grouping, 0, 1)
     next(left)
-    left.close()  # a shard that was left in the middle
+    left.close()  # a shard that is not complete
     assert grouping_module._KEPT_DATABASES == {}
     assert [list(sorted_rows(grouping, shard, 1)) for shard in range(3)] == alone
     assert len(opened) == 2

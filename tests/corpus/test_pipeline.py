@@ -148,7 +148,7 @@ def test_a_canary_that_no_vocabulary_can_have_fails_before_the_draw(tmp_path):
 
 
 def test_rows_of_another_number_of_shards_are_not_continued(tmp_path, monkeypatch):
-    """A user would be in two shards, as two users. Another version may choose another number."""
+    """Otherwise one user could be in two shards, as two users. Another version may choose another number of shards."""
     rows = [{"who": f"u{i}", "what": "a b", "when": 0} for i in range(50)]
     file = write_jsonl(tmp_path / "x.jsonl", rows)
     monkeypatch.setattr("unheard.corpus.pipeline.choose_shards", lambda sources: 3)

@@ -1,4 +1,4 @@
-"""The map of user ids: outside the store, on request, in the format that its name says."""
+"""The map of user ids: written on request, outside the store, in the format of its file ending."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`unheard.prepare`: Python objects and paths give the store that the command makes of the same rows; defaults."""
+"""`unheard.prepare`: Python objects and paths give the same store as the command; defaults."""
 
 import datetime
 import json
@@ -26,14 +26,14 @@ COLUMNS = {"user": "who", "text": "what", "time": "when"}
 
 
 def prepared(tmp_path, source, **options):
-    """A store of the test posts' columns with everybody in the training split."""
+    """Prepare a store from the test posts with all users in the training split."""
     return unheard.prepare(
         source, tmp_path / "store", **{**COLUMNS, "vocabulary": word_list(tmp_path), "held_out": 0.0, **options}
     )
 
 
 def contents(store):
-    """Every file of a store; of the counts without the paths of the input, and so without their digest."""
+    """Return every file of a store, except for the input paths in counts.json and the digest of that file."""
     files = {str(p.relative_to(store.path)): p.read_bytes() for p in store.path.rglob("*") if p.is_file()}
     files["counts.json"] = json.dumps({k: v for k, v in store.counts.items() if k != "inputs"}).encode()
     files["digests.json"] = json.dumps({k: v for k, v in (store.digests or {}).items() if k != "counts.json"}).encode()
@@ -74,7 +74,8 @@ def hugging_face_rows():
     datasets = pytest.importorskip("datasets", reason="the extra `hub` is not installed")
     datasets.disable_progress_bars()
     rows = [{"who": "eve", "what": "c c c c", "when": 0}, *POSTS, {"who": "ann", "what": None, "when": 1}]
-    return datasets.Dataset.from_list(rows).select(range(1, 6))  # a selection, which its Arrow table does not show
+    # A selection of rows, which the underlying Arrow table ignores.
+    return datasets.Dataset.from_list(rows).select(range(1, 6))
 
 
 @pytest.mark.parametrize("make", [pandas_rows, arrow_rows, hugging_face_rows])

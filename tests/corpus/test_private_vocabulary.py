@@ -79,7 +79,7 @@ def test_the_threshold_keeps_every_lone_users_words_in_by_exact_calculation(z, d
         # A word with `vote` votes passes when rint(noise) > threshold - vote, that is, noise > threshold - vote + 1/2.
         log_stay.append(t * log_ndtr((threshold - mechanism.vote(t) + 0.5) / (z * UNIT)))
     assert min(log_stay) >= -delta * (1 + 1e-9)
-    # and it is no higher than it need be: one unit in a million lower, and some user is over the delta
+    # The threshold is tight: with a threshold lower by one part in a million, some user exceeds delta.
     lower = threshold - 1e-6 * z * UNIT
     assert min(t * log_ndtr((lower - mechanism.vote(t)) / (z * UNIT)) for t in range(1, words + 1)) < -delta
 
@@ -153,7 +153,7 @@ def test_a_user_who_is_too_short_has_no_vote_and_what_is_cut_off_has_none(tmp_pa
 
 
 def test_a_user_with_too_many_words_has_whole_votes_for_those_that_are_chosen(tmp_path):
-    """Their norm is 1 and not less: less would cost words that the noise pays for."""
+    """Their votes have norm 1. A smaller norm would release fewer words at the same cost."""
     task = CountVotes(
         folder=tmp_path,
         tokenizer=WordTokenizer(),
@@ -169,7 +169,7 @@ def test_a_user_with_too_many_words_has_whole_votes_for_those_that_are_chosen(tm
 @pytest.mark.parametrize("most_words", [1, 2, 100])
 @pytest.mark.parametrize("block", [1, 2, 3, 100])
 def test_each_user_votes_once_in_whatever_blocks_and_files_the_rows_come(tmp_path, monkeypatch, block, most_words):
-    """A user whose rows are in two blocks has one vote in all: two would be twice the sensitivity that is charged."""
+    """A user whose rows are in two blocks votes once. Two votes would be twice the charged sensitivity."""
     monkeypatch.setattr("unheard.corpus.private_vocabulary._MAX_WORDS", most_words)
     task = CountVotes(
         folder=tmp_path,
@@ -189,7 +189,7 @@ def test_each_user_votes_once_in_whatever_blocks_and_files_the_rows_come(tmp_pat
 
 
 def test_one_file_of_the_users_among_others_makes_a_corpus_not_public(tmp_path):
-    """Neither the whole input need be given as public, nor nothing else beside it."""
+    """It is refused even if only a part of the input is given as public, together with other files."""
     (tmp_path / "given").mkdir()
     for name in ("mine", "other"):
         write_jsonl(tmp_path / "given" / f"{name}.jsonl", POSTS)
@@ -301,7 +301,7 @@ def test_a_private_vocabulary_is_drawn_once_even_if_prepare_is_stopped_after_it(
 
 
 def test_words_that_were_drawn_are_used_again_for_the_same_votes_only(tmp_path):
-    """Every choice that decides who votes for what, and how, is in the name of the saved draw."""
+    """The name of the saved draw contains every setting on which the votes depend."""
     preparation = Preparation(fields=Fields(user="who", text="what"))
     other = {
         "fields": Fields(user="who", text="else"),
@@ -313,7 +313,7 @@ def test_words_that_were_drawn_are_used_again_for_the_same_votes_only(tmp_path):
         "drop_duplicates": True,
         "duplicate_chars": 7,
     }
-    # What comes after the draw has no part in it.
+    # Settings that are used after the draw are not in the name.
     later = {"test_tokens": 5, "canaries": (Canary(text="a b"),), "shards": 3, "name": "x"}
     assert {*other, *later} == {field.name for field in dataclasses.fields(Preparation)}
     file = write_jsonl(tmp_path / "x.jsonl", POSTS)
@@ -365,7 +365,7 @@ def test_a_public_corpus_that_is_the_users_own_text_is_refused(tmp_path):
 
 
 def test_votes_are_summed_over_all_files_of_all_shards(tmp_path, monkeypatch):
-    """Also where there are more words than are held in memory."""
+    """Also if there are more words than are kept in memory."""
     monkeypatch.setattr(private_vocabulary, "_MAX_WORDS", 2)
     expected: Counter[str] = Counter()
     for shard in range(2):

@@ -119,7 +119,7 @@ def test_long_posts_in_quotes_are_not_reported(tmp_path):
     rows = [{"who": "ann", "what": poem, "when": 1}, {"who": "bob", "what": table, "when": 2}, ROWS[1]]
     file = write_csv(tmp_path / "x.csv", rows)
     with open(file, "ab") as more:
-        more.write(b'eve,"a\xff' + b"\nb" * 40 + b'",3\r\n')  # malformed, for its bytes
+        more.write(b'eve,"a\xff' + b"\nb" * 40 + b'",3\r\n')  # malformed: the bytes are not UTF-8
     done = prepared(tmp_path, file)
     assert done.counts["noticed"] == []
     assert done.counts["rows"]["malformed"] == 1
@@ -320,7 +320,7 @@ def test_excluded_users_are_gone_whole_and_their_ids_are_matched_as_users_are(tm
 
 
 def test_a_notebook_without_widgets_can_prepare(tmp_path, monkeypatch):
-    """There DuckDB refuses to switch on its progress bar, which would not be shown anyway."""
+    """In such a notebook DuckDB raises an error if its progress bar is enabled."""
     connect = duckdb.connect
 
     class InNotebook:

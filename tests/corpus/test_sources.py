@@ -192,7 +192,7 @@ def test_a_line_that_is_too_long_is_refused_by_its_number(tmp_path, name, where)
 
 
 def test_reading_a_long_line_holds_little_of_it(tmp_path):
-    """A line of 2 GB must not come into memory to find its end."""
+    """A line of 2 GB must not be read into memory to find its end."""
     file = tmp_path / "x.jsonl"
     with open(file, "wb") as out:
         out.truncate(400 << 20)  # one line of zeros, without its bytes on the disk

@@ -1,4 +1,4 @@
-"""Spark and DuckDB make the same store, byte for byte, from good input and bad."""
+"""Spark and DuckDB write the same store, byte for byte, from valid and from invalid input."""
 
 import gzip
 import hashlib
@@ -26,7 +26,7 @@ def spark():
 
     from unheard.corpus.spark import SparkBackend
 
-    with pytest.MonkeyPatch.context() as patch:  # most of what Java does in so short a time is to compile itself
+    with pytest.MonkeyPatch.context() as patch:  # in such a short time Java mostly compiles
         patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         yield SparkBackend(master="local[2]")
         session = SparkSession.getActiveSession()

@@ -209,7 +209,7 @@ def flip_a_bit(file, byte=-3):
 
 @pytest.mark.parametrize("name", ["train/00001.offsets", "held_out/00001.offsets", "layout.json"])
 def test_a_flipped_bit_in_any_small_file_is_noticed_on_opening(small, name):
-    """In the offsets: one word of the first user becomes the second user's, and every size stays as it was."""
+    """A flipped bit in the offsets moves one word from the first user to the second, and no file size changes."""
     flip_a_bit(small.path / name, 8 if name.endswith("offsets") else -1)
     with pytest.raises(CorpusCorrupt):
         TokenStore.open(small.path)
@@ -274,13 +274,13 @@ def with_layout(path, **changes):
 
 
 def without_middle_shard(path):
-    """As many shards as before, and one of them has another number."""
+    """Renumber one shard. The number of shards does not change."""
     for ending in ("tokens", "offsets"):
         os.rename(path / "train" / f"00001.{ending}", path / "train" / f"00002.{ending}")
 
 
 class Harmful:
-    """What makes a folder when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, path):
         self.made = str(path / "made")
@@ -322,7 +322,7 @@ DAMAGES = {
 @pytest.mark.parametrize("digests", ["none", "anew"])
 @pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=DAMAGES)
 def test_files_that_contradict_each_other_are_refused_without_the_help_of_digests(small, damage, words, digests):
-    """A store of version 0.1.0 has none; and those of a forged store fit its files."""
+    """A store of version 0.1.0 has no digests, and a forged store has digests that match its files."""
     damage(small.path)
     (small.path / "digests.json").unlink()
     if digests == "anew":
@@ -333,7 +333,7 @@ def test_files_that_contradict_each_other_are_refused_without_the_help_of_digest
         (small.path / "corpus.json").write_text(json.dumps(info))
     with pytest.raises(CorpusCorrupt, match=words):
         TokenStore.open(small.path)
-    assert not (small.path / "made").exists()  # nothing in a store is run
+    assert not (small.path / "made").exists()  # no code in a store is executed
 
 
 def test_the_digest_of_boundaries_follows_each_boundary_of_each_shard(tmp_path):
@@ -346,7 +346,7 @@ def test_the_digest_of_boundaries_follows_each_boundary_of_each_shard(tmp_path):
 
 
 def test_the_samples_of_a_store_follow_the_text_and_the_features_of_users_all_over_each_shard(tmp_path):
-    """Of 100 users in each shard, one of any two neighbours is among those that are compared."""
+    """With 100 users per shard, at least one of two neighbouring users is compared."""
     users, features = np.arange(200), np.zeros((200, 2), np.float32)
     texts = [np.array([0, 3 + k % 5, 1]) for k in users]
 
@@ -403,7 +403,7 @@ def test_a_store_stands_for_its_path(store):
 
 
 def test_the_content_digest_follows_every_token_and_boundary_of_training_users_and_nothing_else(tmp_path):
-    """Seeded runs on two stores share no noise because of it: stores that were prepared alike have one name."""
+    """Stores that were prepared in the same way have the same name. With this digest, seeded runs on them share no noise."""
 
     def digest(train, held_out=((0, 3, 1),)):
         splits = {

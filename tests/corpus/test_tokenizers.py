@@ -114,7 +114,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
 
 
 def test_a_panic_of_the_tokenizers_library_is_an_error_with_a_message(tokenizer_file, tmp_path, capfd):
-    """A panic is no `Exception`, and its traceback would end the command."""
+    """A panic is not an `Exception`, so without a handler the command would end with a traceback."""
     definition = json.loads(tokenizer_file.read_text())
     definition["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     (tmp_path / "x.json").write_text(json.dumps(definition))

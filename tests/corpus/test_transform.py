@@ -113,7 +113,7 @@ def test_a_part_is_refused_and_gets_no_ledger(tmp_path):
 
 
 def test_every_part_knows_the_digests_of_the_whole_store(tmp_path):
-    """The streams of a seeded run follow from the text of all users, whichever part the leader has."""
+    """The streams of a seeded run depend on the text of all users, whichever part the leader has."""
     large = write_store(
         tmp_path / "large",
         train=[np.array([0, 3 + i, 4, 1]) for i in range(4)],
@@ -185,7 +185,7 @@ def test_a_whole_store_and_a_part_lack_no_file_but_what_a_part_has_elsewhere(tmp
             name = path.relative_to(store.path).as_posix()
             if store is part and name.startswith("train/") and path.suffix == ".tokens":
                 assert not TokenStore.open(store.path).train.shards_here[int(path.stem)]
-            elif name == "ledgers.json":  # which is read when the store is charged
+            elif name == "ledgers.json":  # this file is read when the store is charged
                 with pytest.raises(LedgerError):
                     open_population_ledger(store.path, store.name, [])
             else:
