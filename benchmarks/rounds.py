@@ -147,7 +147,7 @@ def main() -> None:
     asked = words.parse_args()
     choice = EngineChoice(device=asked.device)
     users = asked.users * asked.runs
-    print(f"{asked.runs} runs of {asked.users} users a round, {asked.rounds} rounds", flush=True)
+    print(f"{asked.runs} runs of {asked.users} users per round, {asked.rounds} rounds", flush=True)
     with tempfile.TemporaryDirectory() as folder:
 
         def runs(measured: bool, name: str) -> list[unheard.Run]:

@@ -56,7 +56,7 @@ def show_plan(workspace: "Workspace", left: Sequence["PendingJob"], users_per_se
     total = sum(one.left * one.users for one in left)
     needed = duration(total / users_per_second)
     runs = f"{len(left):,} run{'' if len(left) == 1 else 's'}"
-    say(f"{runs}, {total:,} user updates: about {needed} at {users_per_second:,.0f} a second ({why}).")
+    say(f"{runs}, {total:,} user updates: about {needed} at {users_per_second:,.0f} per second ({why}).")
     for reason, names in workspace.started_early([pending.job for pending in left]).items():
         went_on = f"{', '.join(names)}: {reason}, and continues from there."
         note(f"{went_on} To start again, first remove its folder in {workspace.work}.", style="yellow")

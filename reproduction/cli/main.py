@@ -106,7 +106,7 @@ def list_(
     left = f"; {total - done:,} of them are left" if done else ""
     say(
         f"{len(runs)} runs, some shared by several recipes: {total:,} user updates{left}, "
-        f"about {duration((total - done) / users_per_second)} at {users_per_second:,.0f} a second."
+        f"about {duration((total - done) / users_per_second)} at {users_per_second:,.0f} per second."
     )
 
 

@@ -14,7 +14,7 @@
     |   |-- CorpusCorrupt      the files of a store do not agree with each other
     |   `-- InputError         raw input cannot be used: a column is missing, the format is unknown, ...
     |-- RunFolderError         a run folder cannot be used
-    |   |-- RunFolderExists    the folder for a new run already holds something
+    |   |-- RunFolderExists    the path of a new run is not an empty folder
     |   |-- RunFolderInUse     another process is training in the folder
     |   |-- RunFolderMissing   the folder holds no run, or a required file is missing
     |   `-- CheckpointCorrupt  a checkpoint or model file is damaged
@@ -102,7 +102,7 @@ class RunFolderError(UnheardError):
 
 
 class RunFolderExists(RunFolderError):
-    """The folder for a new run already holds something."""
+    """The path of a new run exists and is not an empty folder."""
 
 
 class RunFolderInUse(RunFolderError):

@@ -134,8 +134,8 @@ class RunFolder:
         target = Path(path).resolve()
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise RunFolderExists(
-                f"{path} already holds something. If it is a run, continue it with `unheard resume {path}`; else name another "
-                "folder."
+                f"{path} exists and is not an empty folder. If it is a run, continue it with `unheard resume {path}`; else "
+                "name another folder."
             )
 
     def publish(self, path: str | Path) -> "RunFolder":
@@ -167,7 +167,7 @@ class RunFolder:
             raise RunFolderMissing(not_a_run_folder(path))
         if not folder.ledger.exists():
             raise RunFolderMissing(
-                f"{path} has lost its ledger: put it back. Without it nobody can say what this run has cost its users."
+                f"{path} has lost its ledger: put it back. Without it the privacy cost of this run is unknown."
             )
         return folder
 
@@ -234,7 +234,7 @@ class RunFolder:
         # DP: evaluations of another run, or with other figures, would be shown beside this run's epsilon.
         if self.metrics.exists() and known is not None and self.metrics_digest(known["bytes"]) != known:
             raise RunFolderError(
-                f"{self.metrics} does not have the evaluations that the newest checkpoint remembers: it was changed, or "
+                f"{self.metrics} does not have the evaluations recorded in the newest checkpoint: it was changed, or "
                 "belongs to another run. Restore it from a copy, or delete it: neither the model nor the ledger needs it."
             )
 
@@ -404,8 +404,8 @@ def read_facts(path: Path) -> dict[str, Any]:
 def not_written_by_unheard(path: Path) -> str:
     """Return the error message for a checkpoint or a model whose header cannot be read."""
     return (
-        f"{path} cannot be read as a file that `unheard` wrote, so the ledger cannot be compared with it. Put back a "
-        "whole copy. Delete it to resume from the previous checkpoint (repeated rounds are charged again)."
+        f"{path} cannot be read as a file that `unheard` wrote, so the ledger cannot be compared with it. Put back an "
+        "intact copy. Delete it to resume from the previous checkpoint (repeated rounds are charged again)."
     )
 
 

@@ -69,7 +69,7 @@ def test_personalize_prints_before_and_after_and_predict_opens_it(unheard, run_f
     assert "AccuracyTop1" in out
     assert "with no privacy at all" in out
     assert json.loads(unheard("predict", tmp_path / "mine", "w5", "--json")[0])[0]["word"] == "w40"
-    assert "already holds something" in unheard(*words)[1]
+    assert "is not an empty folder" in unheard(*words)[1]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_personalize_prints_before_and_after_and_predict_opens_it(unheard, run_f
     [
         (["export", "{run}", "--to", "coreml", "--out", "{tmp}/a"], "'coreml' is not one of"),
         (["export", "{tmp}", "--out", "{tmp}/a"], "not a run folder"),
-        (["export", "{run}", "--out", "{run}"], "already holds something"),
+        (["export", "{run}", "--out", "{run}"], "is not an empty folder"),
         (["personalize", "{run}", "--text", "{tmp}/none.txt", "--out", "{tmp}/a"], "Cannot read"),
         (["personalize", "{run}", "--text", "{tmp}/short.txt", "--out", "{tmp}/a"], "one message on each line"),
         (["personalize", "{run}", "--text", "{tmp}/binary", "--out", "{tmp}/a"], "as UTF-8 text"),

@@ -244,7 +244,7 @@ def test_an_export_with_other_words_than_its_model_has_rows_is_refused(exported,
 
 def test_a_folder_that_holds_something_is_not_written_over(run_folder, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(InvalidValue, match="already holds something"):
+    with pytest.raises(InvalidValue, match="is not an empty folder"):
         export(run_folder, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

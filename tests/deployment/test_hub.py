@@ -121,7 +121,7 @@ def test_a_hub_folder_is_whole_and_can_be_used(run_folder, tmp_path):
         assert len(list(tensors.keys())) > 3
     everything = b"".join(path.read_bytes() for path in (tmp_path / "hub").iterdir())
     assert str(run_folder.parent).encode() not in everything
-    with pytest.raises(InvalidValue, match="already holds something"):
+    with pytest.raises(InvalidValue, match="is not an empty folder"):
         write_hub_folder(run_folder, tmp_path / "hub")
 
 

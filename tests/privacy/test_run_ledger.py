@@ -179,7 +179,7 @@ def test_a_folder_in_which_nothing_remembers_the_ledger_is_refused(base):
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}"])
 def test_a_checkpoint_that_cannot_be_read_is_an_error_with_advice(base, content):
     sorted((base / "r" / "checkpoints").iterdir())[-1].write_bytes(content)
-    with pytest.raises(CheckpointCorrupt, match=r"Put back a whole copy"):
+    with pytest.raises(CheckpointCorrupt, match=r"Put back an intact copy"):
         read_run_ledger(base / "r")
 
 

@@ -45,7 +45,7 @@ def refused(*words: str) -> str:
 def test_the_list_names_every_recipe_and_the_whole_price():
     shown = unheard("list").output
     assert all(name in shown for name in RECIPES)
-    assert "56,476,000 user updates, about 3 h 41 min at 4,250 a second" in shown
+    assert "56,476,000 user updates, about 3 h 41 min at 4,250 per second" in shown
     assert "108 runs, some shared" in shown
 
 
@@ -76,7 +76,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(store, tmp_path):
     asked = ["run", "estimators", "--corpus", str(store.path), "--scale", "smoke", "--dry-run"]
     folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
     shown = unheard(*asked, *folders, "--users-per-second", "2").output
-    assert "4 runs, 16 user updates: about 8 s at 2 a second" in shown
+    assert "4 runs, 16 user updates: about 8 s at 2 per second" in shown
     assert all(
         any(line.startswith(f"{run.name} ") for line in shown.splitlines()) for run in RECIPES["estimators"].runs
     )

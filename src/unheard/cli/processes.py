@@ -371,4 +371,4 @@ def _explain(failures: dict[int, Any]) -> None:
         raise typer.Exit(leader.exitcode)
     rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
     how = f"by signal {-failure.exitcode}" if failure.exitcode < 0 else f"with status {failure.exitcode}"
-    raise RankError(f"Rank {rank} ended {how}. {SAVED}, and --max-restarts does so by itself.")
+    raise RankError(f"Rank {rank} ended {how}. {SAVED}, and --max-restarts does so automatically.")

@@ -200,7 +200,7 @@ def read_work_file(file: Path, kind: type[T]) -> T:
     if not isinstance(content, kind):
         raise CorpusError(
             f"{file} of an unfinished store is missing or damaged. Delete its folder `work` (words that were drawn for a "
-            "private vocabulary lie beside it and stay), then run the same command again."
+            "private vocabulary are outside this folder and are kept), then run the same command again."
         )
     return content
 

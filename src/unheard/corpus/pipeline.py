@@ -409,7 +409,7 @@ def _check_shards(work: Path, grouping: Grouping) -> None:
     if read_work_file(file, list) != [grouping.shards]:
         raise CorpusError(
             f"{work.parent} was begun by a version that divides the users in another way. Delete its folder `work` (words "
-            "that were drawn for a private vocabulary lie beside it and stay), then run the same command again."
+            "that were drawn for a private vocabulary are outside this folder and are kept), then run the same command again."
         )
 
 

@@ -231,7 +231,7 @@ def scan_error(error: Exception, batch: FileBatch) -> CorpusError:
     lowered = str(error).lower()
     if "no space left" in lowered or "disk full" in lowered or "max_temp_directory_size" in lowered:
         return CorpusError(
-            f"The disk is full while reading {names}: free some space beside --out, then run the same command again."
+            f"The disk is full while reading {names}: free some space on the disk of --out, then run the same command again."
         )
     if "out of memory" in lowered:
         return CorpusError(f"Reading {names} needs more memory than the limit: raise --memory. ({first})")

@@ -593,7 +593,7 @@ class TokenStore:
 
     @property
     def vocabulary_events(self) -> list[dict[str, Any]]:
-        """The privacy cost of the vocabulary, as records of events with which the ledger of every run begins."""
+        """The events that the vocabulary cost, as JSON records. The ledger of every run on the store begins with them."""
         return list(self.info["vocabulary"].get("events", []))
 
     def _split(self, name: str) -> UserTokens:

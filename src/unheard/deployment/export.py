@@ -381,7 +381,7 @@ def export(run: str | Path, out: str | Path, *, progress: Callable[[int, int], N
     _need_onnx()
     target = Path(out).resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InvalidValue(f"{out} already holds something: choose another --out, or remove it first.")
+        raise InvalidValue(f"{out} exists and is not an empty folder: choose another --out, or remove it first.")
     exported = onnx_files(run, progress=progress)
     write_files(target, exported.files)
     logger.info("exported %s to %s", run, out)

@@ -371,7 +371,7 @@ def write_hub_folder(
     """
     target = Path(out).resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InvalidValue(f"{out} already holds something: choose another --out, or remove it first.")
+        raise InvalidValue(f"{out} exists and is not an empty folder: choose another --out, or remove it first.")
     folder = RunFolder.open(run)
     released, statement = Released.open(run), run_statement(folder)
     model = released.run.model

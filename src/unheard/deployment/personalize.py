@@ -222,7 +222,7 @@ def check_output_folder(out: str | Path) -> Path:
                 "model contains one person's words: write it to a folder that belongs to that person alone."
             )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunFolderExists(f"{out} already holds something: choose another --out, or remove it first.")
+        raise RunFolderExists(f"{out} exists and is not an empty folder: choose another --out, or remove it first.")
     return folder
 
 

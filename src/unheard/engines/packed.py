@@ -100,7 +100,7 @@ class _Batch:
 
 @dataclass
 class _Work:
-    """The user at one place of the stream, and how much of the user's text has been processed."""
+    """The progress of one user in the local steps of a round. A stream has one place for each such user."""
 
     user: int
     """The index of the user in the cohort."""
@@ -517,11 +517,11 @@ class PackedCohorts:
         return taken
 
     def _advance(self, places: list[_Work | None], taken: dict[int, tuple[int, int, bool]]) -> None:
-        """Record the progress of each user after a stream.
+        """Update the progress of each user after a stream was computed.
 
         Args:
-            places: The user at each place.
-            taken: What `_fill` returned.
+            places: The user at each place of the stream; None for an empty place.
+            taken: The windows and tokens in this stream by place, as `_fill` returns them.
         """
         for place, (windows, tokens, is_complete) in taken.items():
             work = places[place]

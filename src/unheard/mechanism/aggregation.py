@@ -172,7 +172,7 @@ class Contribution:
         return total or CohortSum(units_P=torch.zeros(num_parameters, dtype=torch.int64), **nothing)
 
     def add(self, total: CohortSum | None, chunk: CohortSum) -> CohortSum:
-        """Return the total with one chunk added. It is changed in place, so the old total must not be used afterwards.
+        """Return the total with one chunk added. `total` is changed in place and must not be used afterwards.
 
         Args:
             total: The sum so far; None before the first chunk.

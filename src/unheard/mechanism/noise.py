@@ -180,7 +180,18 @@ class GaussianNoise:
     def ahead(
         self, rng: np.random.Generator, count: int, device: torch.device, scale: float | None = None
     ) -> "Normals":
-        """Start to draw the integers of a round, if `scale` is known; otherwise `add` draws them."""
+        """Start to draw the noise of a round before its average is known.
+
+        Args:
+            rng: The noise stream of the round.
+            count: The number of coordinates.
+            device: The device of the average.
+            scale: The standard deviation of the noise in units of the grid; None if it is not known yet. Then `add`
+                draws the noise.
+
+        Returns:
+            The noise, to be passed to `add` as `rng`.
+        """
         return ExactNormalsAhead(rng, count, device, scale)
 
     def add(self, average: BoundedAverage, rng: "Normals") -> NoisyAverage:

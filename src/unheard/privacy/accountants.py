@@ -828,7 +828,7 @@ def _epsilon_of_two(counts: Counts, failure: float, delta: float, accountant: Ac
         return math.inf
 
     def holds(epsilon: float) -> bool:
-        """Whether a group of two users has a delta of at most `rest`, if one user has this epsilon."""
+        """Whether (1 + e^epsilon) times the delta of one user at this epsilon is at most `rest`."""
         log_delta = math.log(max(_delta(counts, 0.0, epsilon, accountant), 1e-300))
         return epsilon + math.log1p(math.exp(-epsilon)) + log_delta <= math.log(rest)
 

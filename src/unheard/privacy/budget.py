@@ -506,7 +506,7 @@ class _Declared:
             return cls(rounds=int(record["rounds"]), phases=phases, budget=None if budget is None else Budget(**budget))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, InvalidValue):
             raise LedgerError(
-                "The ledger's first line declares rounds in a form that this version does not know. Put back a whole copy, "
+                "The ledger's first line declares rounds in a form that this version does not know. Put back an intact copy, "
                 "or use the version that wrote it."
             ) from None
 

@@ -257,7 +257,7 @@ def _least_multiplier(
     """Return the smallest z, in thousandths, that meets the target, and its bound. The arguments are as above."""
 
     def bound_of(z: float, by: str = accountant) -> Bound:
-        """Compute the bound for z, by one accountant or by "best"."""
+        """Return the epsilon of all events with noise multiplier z, by one accountant or by "best"."""
         events = [(event(z), times)]
         return best_epsilon(events, delta) if by == "best" else Bound(epsilon=epsilon(events, delta, by), accountant=by)
 

@@ -141,8 +141,8 @@ class PopulationLedger:
                 # DP: the missing ledger had charges, which a new ledger would forget.
                 if must_exist and not os.path.lexists(file.path):
                     raise LedgerError(
-                        f"{file.path} is missing: what these users have spent was recorded there. Put it back, or name "
-                        "where it lies now: [privacy] ledger in the run file."
+                        f"{file.path} is missing: what these users have spent was recorded there. Put it back, or give "
+                        "its new path: [privacy] ledger in the run file."
                     )
                 if not os.path.lexists(file.path):
                     # With a random id, two new ledgers with equal facts are not mistaken for copies of one ledger.
@@ -556,7 +556,7 @@ def read_corpus_record(store: Path) -> dict[str, Any]:
         return record
     except (OSError, ValueError, KeyError, TypeError):
         raise LedgerError(
-            f"{path} is not as it was written, so what the vocabulary of this store cost cannot be known. Put a whole copy "
+            f"{path} is not as it was written, so what the vocabulary of this store cost cannot be known. Put an intact copy "
             "back."
         ) from None
 
@@ -654,7 +654,7 @@ def _follow_moves(population: PopulationLedger, open_here: Callable[[Path], Popu
         if not path.is_file():
             raise LedgerError(
                 f"{population.path} has moved to {path}, which is not there: these stores were declared one population. "
-                "Bring that ledger back, or name where it lies now: [privacy] ledger in the run file."
+                "Put that ledger back, or give its new path: [privacy] ledger in the run file."
             )
         before, population = population, open_here(path)
         population._came_from = (before._file, *before._came_from)
@@ -692,7 +692,7 @@ def _read_record(store: Path) -> dict[str, Any]:
             if (_digests(store) or {}).get("ledgers"):
                 raise LedgerError(
                     f"{path} is missing: it records which ledgers this store has been charged in. Put it back; without it "
-                    "nobody can say whether the ledger is whole. If it is lost, prepare the store again with `unheard "
+                    "it is unknown whether the ledger is complete. If it is lost, prepare the store again with `unheard "
                     "prepare --continues`, which keeps the charges."
                 )
             return dict(NO_LEDGERS)
@@ -705,7 +705,7 @@ def _read_record(store: Path) -> dict[str, Any]:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise LedgerError(
-            f"{path} is damaged: it records which ledgers this store has been charged in. Put back a whole copy."
+            f"{path} is damaged: it records which ledgers this store has been charged in. Put back an intact copy."
         ) from None
     return {"known": known, "continues": continues}
 
@@ -718,7 +718,7 @@ def _digests(store: Path) -> dict[str, Any] | None:
     if os.path.lexists(store / "corpus.json") and parse_json((store / "corpus.json").read_bytes()).get("digests"):
         raise LedgerError(
             f"{store / DIGESTS} is missing: it says which files this store was prepared with, the record of its ledgers "
-            "among them. Put it back; without it nobody can say whether the ledger is whole."
+            "among them. Put it back; without it, it is unknown whether the ledger is complete."
         )
     return None
 

@@ -134,7 +134,7 @@ def store_statement(store: str | Path, *, delta: float | None = None) -> dict[st
         kind = str(vocabulary["kind"])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise LedgerError(
-            f"{path} cannot be read, so what the vocabulary of this store cost cannot be known. Put a whole copy back."
+            f"{path} cannot be read, so what the vocabulary of this store cost cannot be known. Put an intact copy back."
         ) from None
     if not events:
         return {

@@ -193,8 +193,8 @@ def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
     ledger = Ledger.read(folder.ledger)
     if not sources and not is_alone(folder):
         raise LedgerError(
-            f"{folder.path} has neither a checkpoint nor a model that remembers its ledger, so nobody can say whether the "
-            "ledger is whole. Put back the folder `checkpoints` or model.safetensors."
+            f"{folder.path} has neither a checkpoint nor a model that records the length of its ledger, so it is unknown "
+            "whether the ledger is complete. Put back the folder `checkpoints` or model.safetensors."
         )
     check_ledger(ledger, sources)
     check_nodes(folder, sources)
@@ -250,8 +250,8 @@ def check_ledger(ledger: Ledger, sources: Iterable[SavedPosition]) -> None:
                     "again."
                 )
             raise LedgerError(
-                f"{ledger.path} does not hold what was charged up to round {source.round}, as {source.source.name} remembers "
-                "it: the ledger was shortened or replaced, or that file belongs to another run. Put the right one back; "
+                f"{ledger.path} does not contain the charges up to round {source.round} that {source.source.name} records: "
+                "the ledger was shortened or replaced, or that file belongs to another run. Put the right one back; "
                 "without it the cost of this model cannot be known."
             )
         entries = ledger.entries[: source.length]

@@ -66,7 +66,7 @@ NOT_COVERED = [
 ]
 
 ALONE = (
-    "only the ledger was read: no file of the run is beside it, so charges that are missing at its end cannot be noticed. "
+    "only the ledger was read: there are no other files of the run, so missing charges at its end cannot be detected. "
     "State the whole run folder."
 )
 

@@ -182,7 +182,15 @@ def _true_positive_rate(
 
 
 def _mu(epsilon_E: np.ndarray, delta_E: np.ndarray, delta: float) -> float:
-    """Return the smallest mu whose profile is nowhere below the lines through the computed points, above `delta`."""
+    """Return the smallest mu whose Gaussian profile is an upper bound of the computed profile, where it is above `delta`.
+
+    The computed profile is linear in e^epsilon between its points. Values below `delta` are raised to `delta`.
+
+    Args:
+        epsilon_E: Increasing epsilons.
+        delta_E: The delta at each epsilon.
+        delta: The delta of the statement.
+    """
     above_E = np.maximum(delta_E, delta)
     if above_E[0] <= delta:
         return 0.0

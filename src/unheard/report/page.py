@@ -112,7 +112,7 @@ def check_page_folder(out: str | Path, *, force: bool) -> None:
     if path.exists() and not path.is_dir():
         raise InvalidValue(f"{out} is a file, and the page needs a folder: choose another name.")
     if path.is_dir() and any(path.iterdir()) and not force:
-        raise InvalidValue(f"{out} already holds something. Choose another folder, or overwrite its page with --force.")
+        raise InvalidValue(f"{out} is not empty. Choose another folder, or overwrite its page with --force.")
 
 
 def render_page(compared: Comparison, *, title: str | None = None) -> str:
