@@ -66,7 +66,7 @@ def two_models() -> list[LoadedModel]:
 
 @pytest.fixture(scope="session")
 def wild():
-    """Parameters as after training, with biases and norms that no initialisation has, so that no zero hides an error."""
+    """Return random parameters without zeros, with biases and norms unlike those of an initialisation, to expose errors."""
 
     def drawn(model, seed: int = 1, spread: float = 0.3) -> torch.Tensor:
         params_P = model.initial(seed)

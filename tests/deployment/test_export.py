@@ -133,7 +133,7 @@ def test_contexts_are_drawn_from_the_model_and_begin_with_bos(wild):
 
 @pytest.mark.parametrize("model", EVERY_OPTION)
 def test_one_step_at_a_time_is_the_whole_text_at_once(model, wild):
-    """The steppers in torch, for a model that carries its state and for one that reads the text again."""
+    """For the torch steppers of a model with a state, and of a model that reads the whole text in each step."""
     params_P, words = wild(model), [0, 5, 9, 2, 30, 5]
     features = torch.zeros(model.user_features) if model.user_features else None
     whole = model.logits(model.layout.split(params_P), torch.tensor([words]), features)[0]
@@ -219,7 +219,7 @@ def test_an_export_of_another_format_is_refused(exported, tmp_path, number):
     ],
 )
 def test_an_export_whose_statement_cannot_be_read_is_refused(exported, tmp_path, change):
-    """Its digests fit: somebody has sealed it anew."""
+    """The digests are valid, as in a forged export."""
     copy = shutil.copytree(exported.path, tmp_path / "copy")
     content = json.dumps({**json.loads((copy / "statement.json").read_text()), **change}).encode()
     (copy / "statement.json").write_bytes(content)
@@ -231,7 +231,7 @@ def test_an_export_whose_statement_cannot_be_read_is_refused(exported, tmp_path,
 
 
 def test_an_export_with_other_words_than_its_model_has_rows_is_refused(exported, tmp_path):
-    """Its digests fit: somebody has sealed it anew."""
+    """The digests are valid, as in a forged export."""
     copy = shutil.copytree(exported.path, tmp_path / "copy")
     content = (copy / "vocabulary.txt").read_bytes() + b"more\n"
     (copy / "vocabulary.txt").write_bytes(content)

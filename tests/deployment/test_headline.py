@@ -41,7 +41,7 @@ def test_the_badge_names_the_accountant(two_models):
 
 
 def test_the_headline_of_a_seeded_model_states_no_guarantee(two_models):
-    """A small epsilon, and a seed that somebody knows: the page may not call that a strong guarantee."""
+    """Epsilon is small, but the seed is known: the page must not call that a strong guarantee."""
     seeded = "REPRODUCIBLE NOISE: the noise was drawn from a known seed. THE GUARANTEE DOES NOT HOLD against anyone who knows it."
     shown = description(two_models[0], 0.5, warnings=[seeded])
     assert shown["grade"] == "none"
@@ -74,7 +74,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("changes", BROKEN.values(), ids=BROKEN)
 def test_a_model_whose_statement_lacks_a_part_is_not_opened(two_models, changes):
-    """What is missing must not look like a model without warnings or without a claim."""
+    """An incomplete statement must not be shown as a model without warnings or without a claim."""
     whole = dict(two_models[0].statement)
     broken = {key: value for key, value in (whole | changes).items() if value is not None}
     with pytest.raises(ModelError, match="its privacy statement cannot be read"):

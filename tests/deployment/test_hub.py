@@ -1,4 +1,4 @@
-"""The model card and the folder for the hub: front matter, the privacy statement, nothing of this machine."""
+"""The model card and the folder for the hub: front matter, the privacy statement, and no paths of this machine."""
 
 import json
 import shutil
@@ -126,9 +126,9 @@ def test_a_hub_folder_is_whole_and_can_be_used(run_folder, tmp_path):
 
 
 def test_nothing_that_goes_with_a_model_has_its_seed_or_a_path(store, model, plan, tmp_path, monkeypatch):
-    """With the seed anybody could take the noise off."""
+    """Anybody who knows the seed could subtract the noise."""
     pytest.importorskip("onnxruntime", reason="needs the extra `export`")
-    monkeypatch.setattr("unheard.deployment.export.TEXTS", 1)  # compared with the model, of some hundreds
+    monkeypatch.setattr("unheard.deployment.export.TEXTS", 1)  # compare one text with the model instead of 256
     training = unheard.Training(rounds=1, reproducible_seed=987654321)
     corpus = uncharged_copy(store.path, tmp_path / "secret-place")
     list(unheard.train(unheard.Run(corpus=corpus, model=model, plan=plan, training=training), tmp_path / "r"))

@@ -1,4 +1,4 @@
-"""Personal models: learn from the earlier text only, improve on the later, and are readable only by their owner."""
+"""Personal models learn only from the earlier text, improve on the later text, and only their owner can read them."""
 
 import importlib.util
 import json
@@ -82,7 +82,7 @@ def test_one_long_message_is_split_too(released):
 
 
 def test_text_that_teaches_nothing_leaves_the_shared_model(released):
-    """With a learning rate this large every pass makes the model worse: none is taken, and before equals after."""
+    """With such a large learning rate every pass makes the model worse, so none is kept and the model does not change."""
     wild = personalize(released, habits(200), PersonalSettings(learning_rate=1e6))
     assert wild.passes == 0
     assert wild.before == wild.after

@@ -28,7 +28,7 @@ def server(two_models):
 
 
 def ask(server, method="POST", path="/suggest", body='{"text": "how are "}', **headers):
-    """Status, headers and body of one request on its own connection."""
+    """Send one request on a new connection and return status, headers and body."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
     given = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
     try:
@@ -40,7 +40,7 @@ def ask(server, method="POST", path="/suggest", body='{"text": "how are "}', **h
 
 
 def raw(server, *pieces: bytes, wait: float = 0.0) -> bytes:
-    """The answer to exactly these bytes."""
+    """Send exactly these bytes and return the answer."""
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as client:
         for piece in pieces:
             client.sendall(piece)
@@ -238,7 +238,7 @@ def test_a_huge_body_is_refused_before_it_is_read(server):
 @pytest.mark.parametrize(
     "bytes_",
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # somebody speaks TLS
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS client
         b"\x00" * 3000,
         b"GET\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
@@ -258,8 +258,9 @@ def test_malformed_requests_are_refused(server, bytes_):
 
 
 def test_slow_and_silent_clients_are_hung_up_on(two_models, monkeypatch):
-    """One sends a byte now and then, one stops in its headers, one in its body, one says nothing: no timeout of a single read
-    would end the first."""
+    """One client sends single bytes slowly, one stops in its headers, one in its body, and one sends nothing.
+
+    A timeout of each read would not end the first, so the server limits the whole request."""
     monkeypatch.setattr(module, "REQUEST_SECONDS", 0.6)
     made = KeyboardServer([Suggester(two_models[0])])
     threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -297,7 +298,7 @@ def test_those_who_hold_connections_open_do_not_stop_it_for_long(two_models, mon
     held = [socket.create_connection(("127.0.0.1", made.server_port)) for _ in range(MAX_CONNECTIONS + 10)]
     try:
         time.sleep(0.2)
-        assert _status(made) in (503, 0)  # full: told to come back, or hung up on
+        assert _status(made) in (503, 0)  # the server is full: it answers 503 or closes the connection
         deadline = time.monotonic() + 8
         while (status := _status(made)) != 200 and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -382,7 +383,7 @@ def test_a_port_in_use_is_a_refusal_with_advice(server, two_models):
 
 
 def test_ctrl_c_while_a_thread_starts_ends_the_server(two_models, monkeypatch):
-    """The thread may be done before the main thread goes on."""
+    """The thread may end before the main thread continues."""
     server = KeyboardServer([Suggester(model) for model in two_models])
     start = threading.Thread.start
 

@@ -100,7 +100,7 @@ def test_a_key_within_a_word_costs_no_step_and_a_finished_word_costs_one(countin
     assert steps.calls == 3  # BOS, how, are
     for text in ("how are y", "how are yo", "how are you"):
         suggester.suggest(text)
-    assert steps.calls == 4  # no word is longer than "you": it is finished
+    assert steps.calls == 4  # no longer word begins with "you", so the word is finished
     suggester.suggest("how are you ")
     assert steps.calls == 4
     suggester.suggest("how are ")
@@ -186,7 +186,7 @@ def test_words_that_differ_only_in_case_are_all_found(two_models):
 
 
 def test_next_words_follow_a_finished_word_before_its_space(counting):
-    """After "how" the model expects "do": the longer words that begin with it are less likely than that it is finished."""
+    """After "how" the model predicts "do". A finished "do" is more likely than the longer words that begin with it."""
     suggester, _ = counting
     finished = suggester.suggest("how do")
     assert [one.word for one in finished] == [one.word for one in suggester.suggest("how do ")]

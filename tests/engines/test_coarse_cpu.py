@@ -1,4 +1,4 @@
-"""Products in bfloat16 on a CPU: close to float32, and what one user adds does not depend on the others."""
+"""Matrix products in bfloat16 on a CPU are close to float32, and one user's update does not depend on other users."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The CUDA kernels compute what the plain step computes, here on a CPU: cuda_on_cpu.h takes the place of the GPU."""
+"""The CUDA kernels, compiled for a CPU by cuda_on_cpu.h, agree with the plain step."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def test_users_of_several_runs_share_clusters_and_nothing_else():
 @pytest.mark.parametrize("clip", [unheard.FlatClip(norm=0.5), unheard.PerLayerClip(norm=1.0)], ids=["flat", "layers"])
 def test_the_squared_norms_are_those_of_the_deltas(clip):
     model = unheard.TiedLSTM(**SIZES)
-    # the second user takes no step; the row behind them all is empty
+    # the second user takes no step, and the last row is empty
     buffers = run_kernels(model, [cohort(model, clip, lengths=(33, 1, 18), **BATCH)], torch.bfloat16)
     delta_UP = buffers.delta_UP[:3].double().cpu()
     assert not delta_UP[1].any()

@@ -1,4 +1,4 @@
-"""Each kernel computes what its plain twin computes; together they are the plain step. (Triton's interpreter without a GPU.)"""
+"""Each kernel agrees with its plain version, and together they agree with the plain step. (Without a GPU: Triton's interpreter.)"""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def cohort(model, clip, seed=0, penalty=0.0, B=2, T=3, lengths=(9, 5, 1), learni
         User(rng.integers(0, model.vocabulary_size, size=n), rng.normal(size=F).astype("float32") if F else None, k)
         for k, n in enumerate(lengths)
     ]
-    # off the sphere, so that normalising matters
+    # not of norm 1, so that normalising has an effect
     return Cohort(params_P=model.initial(seed) * 1.1, users=users, plan=plan, rng=reproducible_generator(seed))
 
 
@@ -49,14 +49,14 @@ def run_kernels(model, cohorts, dtype, **tuning) -> Buffers:
     buffers = Buffers.allocate(
         Sizes.of(model, B, W - 1), U=len(members) + 1, S=steps, R=len(cohorts), device=KERNEL_DEVICE, dtype=dtype
     )
-    buffers.delta_UP.fill_(float("nan"))  # what other users may have left there is never read
+    buffers.delta_UP.fill_(float("nan"))  # stale data of other users must never be read
     chunk = Chunk((), buffers, KernelStep(buffers, **tuning))
     chunk.step.run(chunk.fill(cohorts, members))
     return buffers
 
 
 def errors(model, cohorts, dtype=torch.float32, **tuning) -> list[float]:
-    """How far each user's delta lies from reference's in float64."""
+    """Return the distance of each user's delta from that of the reference engine in float64."""
     delta_UP = run_kernels(model, cohorts, dtype, **tuning).delta_UP.double().cpu()
     found, row = [], 0
     for c in cohorts:
@@ -92,7 +92,7 @@ def test_batches_of_more_than_64_places_are_taken_in_two_blocks():
 
 
 def test_in_bfloat16_a_delta_is_within_five_percent():
-    """The stated tolerance; 1 % is usual. The clip of what is returned and the sum do not depend on it."""
+    """5 % is the stated tolerance; 1 % is usual. The clip of the result and the sum do not depend on the precision."""
     model = unheard.TiedLSTM(**SMALL)
     found = errors(model, [cohort(model, unheard.FlatClip(norm=0.5))], torch.bfloat16)
     assert 1e-4 < max(found) < 0.05
@@ -117,7 +117,7 @@ def test_several_runs_share_a_chunk_and_nothing_else():
 def test_the_kernels_report_users_who_were_never_clipped():
     model = unheard.TiedLSTM(**TINY)
     wide, narrow = (cohort(model, unheard.FlatClip(norm=S)) for S in (1e3, 1e-3))
-    # the last of each cohort took no step; the row behind them all is empty
+    # the last user of each cohort takes no step, and the last row is empty
     assert run_kernels(model, [wide, narrow], torch.float32).unclipped_U.tolist() == [1, 1, 1, 0, 0, 1, 1]
 
 

@@ -58,7 +58,7 @@ def test_text_in_another_language_is_not_continued_in_english():
 
 @pytest.fixture(scope="module")
 def rows(what) -> list[tuple[int, int, int, list[int], float]]:
-    """(user, previous word, target, all words by falling score, loss), one position at a time."""
+    """Return (user, previous word, target, all words by decreasing score, loss) for each position."""
     found = []
     params = what.model.layout.split(what.params_P)
     for u, user in enumerate(what.held_out):
@@ -100,7 +100,7 @@ def test_accuracy_by_token_is_what_training_prints(what, measures):
 
 def test_accuracy_by_user(measures, rows):
     per_user = [[row for row in rows if row[0] == u] for u in sorted({row[0] for row in rows})]
-    assert len(per_user) == 6  # one of seven wrote a single token, which is nobody's target
+    assert len(per_user) == 6  # one of seven users wrote a single token, which is not a target
     for k in (1, 3, 5):
         by_hand = sorted(accuracy(mine, k) for mine in per_user)
         found = measures["users"][f"accuracy_top{k}"]
@@ -182,7 +182,7 @@ def test_the_bigram_with_back_off(what, measures, rows):
 
 
 def pairs_of_others(what, u):
-    """Pairs in the text of held-out users of another fold: five folds, user i in fold i mod 5."""
+    """Return the word pairs of held-out users in other folds: five folds, user i is in fold i mod 5."""
     texts = [user.tokens.tolist() for i, user in enumerate(what.held_out) if i % 5 != u % 5]
     return [(a, b) for text in texts for a, b in itertools.pairwise(text) if b != BOS]
 
@@ -240,7 +240,7 @@ def test_a_model_that_has_diverged_has_no_loss_and_breaks_nothing(what, tmp_path
 
 @pytest.mark.parametrize("parameter", [0.0, float("nan")])
 def test_words_that_a_model_likes_equally_are_no_hits_here_either(what, parameter):
-    """One model has one accuracy, wherever it is measured."""
+    """The accuracy of a model must not depend on the function that measures it."""
     lost = replace(what, params_P=torch.full_like(what.params_P, parameter))
     found = full_measures(lost, unheard.Evaluation(unroll=UNROLL), prompts=[])["tokens"]
     told = evaluate(lost.model, lost.params_P, lost.held_out, unroll=UNROLL)

@@ -1,4 +1,4 @@
-"""Accuracy by hand: a model whose guesses are known, on text that is known."""
+"""Accuracy computed by hand, for a model with known predictions on a known text."""
 
 import math
 
@@ -19,7 +19,7 @@ BOS, EOS, UNK, A, B, C = range(6)
 
 
 class AlwaysTheSame(nn.Module):
-    """Says: A is likeliest, then UNK, B, EOS, C, BOS, whatever came before."""
+    """A model with fixed scores: A is most likely, then UNK, B, EOS, C, BOS."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def numbers(model, *users, unroll=80):
 
 
 def numbers_of(model, scores):
-    """On the text A B, which every model here has two guesses for."""
+    """Return the measures on the text A B, which has two targets."""
     return evaluate(model, torch.tensor(scores), [User(np.array([BOS, A, B]))], unroll=80)
 
 

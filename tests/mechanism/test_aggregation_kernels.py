@@ -1,4 +1,4 @@
-"""The aggregation in Triton agrees with the plain one and keeps the same laws. (Triton's interpreter without a GPU.)"""
+"""The aggregation in Triton agrees with the plain one and has the same bounds. (Without a GPU: Triton's interpreter.)"""
 
 import math
 
@@ -89,7 +89,7 @@ def test_no_user_passes_with_more_than_their_weight_times_s(balls):
 
 def test_the_check_of_the_bound_is_with_the_users_own_weight():
     each, delta_UP = contribution(FLAT), some_users([40.0])
-    # The norm is said to be half of what it is, and the weight is a third: within S, but not within a third of S.
+    # The given norm is half of the true one, and the weight is 1/3: the update is within S, but not within S / 3.
     square_UJ = delta_UP.double().square().sum(dim=1, keepdim=True) / 4
     assert not summed(each, delta_UP, np.array([ONE // 3]), square_UJ).any()
 

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def cell_probabilities(scale: float, most: int) -> np.ndarray:
-    """P(round(scale * X) = k) for |k| <= most, and the tail at the end."""
+    """Return P(round(scale * X) = k) for |k| <= most, and the probability of the tail as the last entry."""
     k = np.arange(-most, most + 1)
     inside = stats.norm.cdf((k + 0.5) / scale) - stats.norm.cdf((k - 0.5) / scale)
     return np.append(inside, 1 - inside.sum())
@@ -69,7 +69,7 @@ def test_float64_inverts_the_tail_far_better_than_is_assumed():
 
 
 class Bits:
-    """Further words as given, then zeros; for every index the same."""
+    """A source of further words: the given words, then zeros, the same for every index."""
 
     def __init__(self, *words: int) -> None:
         self.words = list(words)
@@ -85,7 +85,7 @@ class Bits:
 
 
 def tail(x: float) -> int:
-    """The first 64 digits of Q(x)."""
+    """Return the first 64 binary digits of Q(x)."""
     with mpmath.workprec(300):
         return int(mpmath.floor(mpmath.erfc(mpmath.mpf(x) / mpmath.sqrt(2)) / 2 * 2**64))
 
@@ -223,7 +223,7 @@ def test_exact_noise_is_not_given_before_it_is_drawn(monkeypatch):
 
 
 def test_a_stream_waits_for_the_noise_of_another(monkeypatch):
-    """On a GPU the noise is drawn on a stream of its own."""
+    """On a GPU the noise is drawn on a separate CUDA stream."""
     waited, drawn = [], torch.zeros(3)
     stream = SimpleNamespace(wait_event=waited.append)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)

@@ -1,4 +1,4 @@
-"""Exact normals of a GPU are those of a CPU, to the bit. (Triton's interpreter without a GPU.)"""
+"""Exact normals of a GPU equal those of a CPU, bit for bit. (Without a GPU: Triton's interpreter.)"""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def draw(kernels, rng, count, scale, **settings):
 
 
 def drawn_words(kernels, key, count, per_part=PER_PART):
-    """The words of a stream as the kernel draws them, and the P of each."""
+    """Return the words of a stream as the kernel draws them, and the P of each."""
     words = torch.empty(count, dtype=torch.int64, device=KERNEL_DEVICE)
     values = torch.empty(count, dtype=torch.float64, device=KERNEL_DEVICE)
     round_keys = split_stream(generator_from_key(key), 1)[0].round_keys()
@@ -79,7 +79,7 @@ def test_a_gpu_draws_the_integers_that_a_cpu_draws(kernels, scale, at_once, monk
     monkeypatch.setattr(kernels, "AT_ONCE", at_once)  # also with intermediate results of one part after the other
     expected = on_cpu(reproducible_generator(3), 1501, scale)
     assert np.array_equal(draw(kernels, reproducible_generator(3), 1501, scale), expected)
-    # With a large assumed error many numbers are decided exactly, by the digits that are theirs.
+    # With a large assumed error many numbers are decided exactly, by their further digits.
     assert np.array_equal(
         draw(kernels, reproducible_generator(3), 1501, scale, error=2.0**-6 / max(1, scale)), expected
     )
@@ -112,7 +112,7 @@ def test_what_float64_cannot_decide_is_listed_with_its_word(kernels):
 
 
 def test_more_undecided_numbers_than_expected_are_an_error(kernels, monkeypatch):
-    monkeypatch.setattr(kernels, "LARGEST_X", -0.99)  # far too small a share is expected
+    monkeypatch.setattr(kernels, "LARGEST_X", -0.99)  # the expected share is far too small
     with pytest.raises(RuntimeError, match="far more than expected"):
         draw(kernels, reproducible_generator(3), 1501, 3.0, error=0.1)
 

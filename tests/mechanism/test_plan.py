@@ -1,4 +1,4 @@
-"""The plan: what is resolved for a round, what changes when, and what is refused."""
+"""The plan: its values in each round, changes by a schedule, and refused combinations."""
 
 import math
 from dataclasses import replace
@@ -220,5 +220,5 @@ def test_numbers_of_samplers_out_of_range_are_refused():
         unheard.CyclicPoissonSampling(users_per_round=5, groups=4),
         unheard.MinSeparationSampling(separation=4),
     ):
-        with pytest.raises(InvalidValue, match="correlated"):  # nobody's turn is known
+        with pytest.raises(InvalidValue, match="correlated"):  # the group whose turn it is is unknown
             sampling.draw(100, 100, np.random.default_rng(0))

@@ -1,6 +1,7 @@
-"""ProcessGroup on demand: forks of the test's own process that meet over Gloo. A fork, because importing torch takes seconds.
+"""Process groups for tests: ranks are forks of the test's process, because importing torch takes seconds.
 
-Rank 0 runs what the test asks for and the others serve, as `unheard` does under torchrun (tests of that: test_commands.py).
+The ranks communicate over Gloo. Rank 0 runs the work of the test and the others serve, as `unheard` does under torchrun
+(test_commands.py tests that).
 """
 
 import contextlib
@@ -29,7 +30,7 @@ Lead = Callable[[ProcessGroup], np.ndarray | None]
 def on_ranks(
     size: int, lead: Lead, follow: Callable[[ProcessGroup], None] = worker.serve, *, patience: float = 120
 ) -> np.ndarray:
-    """What the leader's work gives. Fails with the leader's words if it raised, or if somebody did not end."""
+    """Return the result of the leader's work. Fail with its message if it raised, or if a process did not end."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder, started(size, lead, follow, Path(folder)) as processes:
         until = time.monotonic() + patience
         while os.waitpid(processes[0], os.WNOHANG) == (0, 0):
@@ -48,7 +49,7 @@ class LeaderFailed(Exception):
 
 @contextlib.contextmanager
 def started(size: int, lead: Lead, follow: Callable[[ProcessGroup], None], folder: Path) -> Iterator[list[int]]:
-    """The processes by rank; what is left of them is killed at the end."""
+    """Yield the processes by rank. Processes that are still running at the end are killed."""
     port = _free_port()
     processes = [_fork(rank, size, port, lead, follow, folder) for rank in range(size)]
     try:
@@ -91,8 +92,10 @@ def _fork(rank: int, size: int, port: int, lead: Lead, follow: Callable[[Process
 
 
 def _free_port() -> int:
-    """One that nobody listens at. Not one of those that the system gives to whoever connects: between this look at it and the
-    leader's own, another test's processes could be given it."""
+    """Return a free port outside the range of ephemeral ports.
+
+    An ephemeral port could be given to a process of another test before the leader binds it.
+    """
     while True:
         port = 10_000 + secrets.randbelow(20_000)
         with socket.socket() as one, contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The command line on several processes: torch's own launcher starts them, one of them is killed, they go on.
+"""The command line on several processes: torch's launcher starts them, one of them is killed, and the run continues.
 
 Each start imports torch in every process, so there are few of them here. UNHEARD_KILLS=10 kills ten times.
 """
@@ -46,7 +46,7 @@ def ended(process: subprocess.Popen, patience: float = 120) -> tuple[int, str]:
 
 
 def ranks_of(launcher: int) -> dict[int, int]:
-    """The process of each rank that a launcher has started; they may come and go as we look."""
+    """Return the process id of each rank that a launcher has started. Processes may start or end meanwhile."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -58,10 +58,10 @@ def ranks_of(launcher: int) -> dict[int, int]:
 
 
 def listened_at(processes) -> set[str]:
-    """The addresses, as /proc writes them, at which any of these processes waits for others to connect."""
+    """Return the addresses, as in /proc, on which any of these processes listens."""
     mine = set()
     for one in (one for pid in processes for one in Path(f"/proc/{pid}/fd").iterdir()):
-        with contextlib.suppress(OSError):  # files come and go as we look
+        with contextlib.suppress(OSError):  # files may be opened or closed meanwhile
             mine.add(os.readlink(one).removeprefix("socket:[").removesuffix("]"))
     rows = [row.split() for kind in ("tcp", "tcp6") for row in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]]
     return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in mine}
@@ -72,7 +72,7 @@ def charged(folder: Path) -> int:
 
 
 def unsaved(folder: Path) -> int:
-    """Rounds that were charged since the newest model was saved: they are lost if a rank is killed now."""
+    """Return the number of rounds charged since the newest model was saved. They are lost if a rank is killed now."""
     return Ledger.read(folder / "ledger.jsonl").entries[-1].round + 1 - released_round(folder)
 
 
@@ -106,7 +106,7 @@ def test_a_rank_killed_at_any_moment_is_started_again_and_the_ledger_never_under
             time.sleep(rng.random() * 0.3)
             before = ranks_of(going.pid)
             assert sorted(before) == [0, 1]
-            # Sums that ranks send have no noise yet: nobody from elsewhere may ask for them, or say where they go.
+            # Sums that ranks send have no noise yet: other machines must not be able to read or redirect them.
             assert listened_at([going.pid, *before.values()]) == {"0100007F"}
             until(lambda: unsaved(folder) in (2, 3), going)  # so that rounds are lost
             os.kill(before[kill % 2], signal.SIGKILL)
@@ -116,7 +116,7 @@ def test_a_rank_killed_at_any_moment_is_started_again_and_the_ledger_never_under
             assert seen >= models[-1] >= models[-2]
             rounds = [entry.round for entry in Ledger.read(folder / "ledger.jsonl").entries]
             assert set(range(models[-1])) <= set(rounds)  # every round of a released model was paid for
-        until(lambda: charged(folder) > seen + 2, going)  # and they go on
+        until(lambda: charged(folder) > seen + 2, going)  # and the run continues
     finally:
         last = ranks_of(going.pid)
         going.send_signal(signal.SIGTERM)
@@ -129,7 +129,7 @@ def test_a_rank_killed_at_any_moment_is_started_again_and_the_ledger_never_under
     assert "Stopped. What was done is saved" in " ".join(said.split())
     rounds = [entry.round for entry in Ledger.read(folder / "ledger.jsonl").entries]
     assert len(rounds) >= released_round(folder)
-    assert len(rounds) > len(set(rounds))  # rounds that were lost were done, and charged, again
+    assert len(rounds) > len(set(rounds))  # lost rounds were repeated and charged again
     reports = list(unheard.resume(folder, rounds=released_round(folder) + 2))
     assert reports[-1].round == released_round(folder)
 
@@ -143,7 +143,7 @@ def test_torchrun_makes_the_run_that_one_process_makes(run, model, tmp_path):
     list(unheard.train(seeded, tmp_path / "one", engine=unheard.EngineChoice(device="cpu")))
     status, said = ended(going)
     assert status == 0, said
-    assert said.count("Running bound") == 1  # one of them speaks
+    assert said.count("Running bound") == 1  # only one rank prints
     one, two = (load_model(tmp_path / name / "model.safetensors", model) for name in ("one", "two"))
     assert torch.equal(one, two)
     one, two = (Ledger.read(tmp_path / name / "ledger.jsonl").events for name in ("one", "two"))
@@ -174,9 +174,9 @@ def test_the_short_form_is_there(verb):
 
 @pytest.mark.parametrize("asked", [None, "eth7"])
 def test_processes_of_one_machine_do_not_send_their_sums_over_its_network(monkeypatch, asked):
-    """Gloo binds what the machine's name stands for, which others may reach; sums on their way have no noise yet."""
+    """By default Gloo binds the address of the host name, which other machines may reach. The sums have no noise yet."""
     seen = []
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", asked or "")  # so that it is put back, whatever is set here
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", asked or "")  # so that monkeypatch restores it
     if not asked:
         monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setattr(

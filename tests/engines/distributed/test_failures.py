@@ -1,4 +1,4 @@
-"""A rank that is late, gone or in trouble is named, and nothing hangs; what was charged stays charged."""
+"""A rank that is late, has ended or raised an error is named in the message, nothing hangs, and charges are kept."""
 
 import builtins
 import os
@@ -35,7 +35,7 @@ def every_other_error() -> list[type[Exception]]:
 
 
 def at_round(monkeypatch, number: int, rank: int, what) -> None:
-    """Something happens on one rank (a fork of this process) when it is asked for its share of a round."""
+    """Call a function on one rank (a fork of this process) when it receives its share of a round."""
     real, asked = distributed._sum_here, [0]
 
     def share(engine, stores, *rest):
@@ -64,7 +64,7 @@ def test_a_slow_rank_is_named_after_the_time_it_was_given(longer, tmp_path, monk
     with pytest.raises(LeaderFailed, match="RankError: Rank 2 of 3 did not answer within 1 s"):
         on_ranks(3, trained(longer, tmp_path / "r"))
     assert time.monotonic() - began < 50
-    assert charged_and_saved(tmp_path / "r") == (3, 2)  # the round that was lost is paid for, those before are kept
+    assert charged_and_saved(tmp_path / "r") == (3, 2)  # the lost round is charged, and earlier rounds are kept
 
 
 def test_a_rank_that_stops_before_it_receives_a_request_is_named(longer, tmp_path, monkeypatch):
@@ -72,7 +72,7 @@ def test_a_rank_that_stops_before_it_receives_a_request_is_named(longer, tmp_pat
 
     def assign(self, *args):
         rounds[0] += 1
-        if rounds[0] == 2:  # the leader: between rounds, when rank 1 waits for work
+        if rounds[0] == 2:  # the leader, between rounds, while rank 1 waits for work
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGSTOP)
         return real(self, *args)
 
@@ -155,7 +155,7 @@ def test_a_timeout_must_be_above_zero(timeout):
 
 
 def test_a_leader_that_is_slower_than_the_timeout_is_waited_for(longer, tmp_path, monkeypatch):
-    """Others may be early: they wait for the leader's word, not in the sum."""
+    """Other ranks may be early. They wait for a message of the leader, not in the sum."""
     at_round(monkeypatch, 2, 0, lambda: time.sleep(2.5))
     short = replace(longer, training=replace(longer.training, rounds=3))
     on_ranks(3, trained(short, tmp_path / "r"))

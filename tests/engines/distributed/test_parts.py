@@ -1,4 +1,4 @@
-"""A store in parts: no rank holds everybody's text, and the run is the same."""
+"""A store in parts: no rank has the text of all users, and the run is the same."""
 
 import shutil
 from dataclasses import replace
@@ -31,7 +31,7 @@ def quietly(what: str, share: float) -> None: ...
 
 @pytest.fixture
 def whole(store, tmp_path) -> TokenStore:
-    """The small store again, in five shards."""
+    """Write the small store in five shards."""
     return write_store(
         tmp_path / "whole",
         train=store.train.users(np.arange(store.train.num_users)),
@@ -104,7 +104,7 @@ def test_a_shard_that_nobody_holds_is_named_before_anything_is_charged(seeded, p
 
 
 def test_another_corpus_on_a_rank_is_refused(seeded, parts, store, tmp_path):
-    """Copies that cut users differently would let one person in twice."""
+    """With copies that divide the text into users differently, one person could be summed twice."""
     shutil.rmtree(tmp_path / "part-1")
     write_store(
         tmp_path / "part-1",
@@ -130,7 +130,7 @@ def of_users(path, users, store, **info) -> TokenStore:
 
 
 def test_parts_of_another_store_than_the_one_that_is_charged_are_refused(seeded, whole, store, tmp_path):
-    """All ranks agree with each other, and none with the run: other people would be heard than those who are charged."""
+    """All ranks have the same store, but not that of the run: other users would be summed than those who are charged."""
     of_users(tmp_path / "other", whole.train.users(np.arange(60)), store, name="of other people")
     engine = EngineChoice(device="cpu", corpus_part=str(tmp_path / "other"))
 
@@ -143,7 +143,7 @@ def test_parts_of_another_store_than_the_one_that_is_charged_are_refused(seeded,
 
 @pytest.mark.parametrize("as_parts", [False, True])
 def test_a_copy_that_numbers_equally_long_users_otherwise_is_refused(seeded, store, tmp_path, as_parts):
-    """The paper's users all have 1,600 tokens: where they begin and end does not tell who is who."""
+    """All users of the paper have 1,600 tokens, so the offsets do not show which user is which."""
     users = [np.resize(one, 40) for one in store.train.users(np.arange(60))]
     copies = [
         of_users(tmp_path / "one", users, store, name="one"),
@@ -169,7 +169,7 @@ def test_a_copy_that_numbers_equally_long_users_otherwise_is_refused(seeded, sto
 
 @pytest.mark.parametrize("as_parts", [False, True])
 def test_a_copy_that_knows_other_things_about_its_users_is_refused(store, tmp_path, as_parts):
-    """Rows of `features.npy` in another order: what is known about one person would be in another's update too."""
+    """If rows of `features.npy` are in another order, one user's features would be used in another user's update."""
     known = np.random.default_rng(1).normal(size=(60, 2))
     looks = []
     for k, rows in enumerate((known, known[::-1])):
@@ -217,7 +217,7 @@ def test_a_part_alone_is_not_trained_on(seeded, parts, tmp_path):
 
 
 def test_a_single_process_refuses_a_corpus_part(seeded, model, whole, parts, tmp_path):
-    """It was taken no notice of. A run that began on parts goes on alone where the whole store is named."""
+    """An earlier version ignored the option. A run that began on parts continues in one process with the whole store."""
     engine = EngineChoice(device="cpu", corpus_part=str(tmp_path / "part-{rank}"))
     with pytest.raises(InvalidValue, match=r"engine\.corpus_part = '.*part-\{rank\}' .* this process is alone"):
         list(unheard.train(seeded, tmp_path / "r", engine=engine))
@@ -235,7 +235,7 @@ def test_a_single_process_refuses_a_corpus_part(seeded, model, whole, parts, tmp
 
 
 def test_a_part_has_no_ledger_of_its_own(seeded, whole, parts, tmp_path):
-    """The people's ledger is one: a run that leads from a part must name it."""
+    """The population has one ledger. A run whose leader has a part must name it."""
     assert not any((part.path / "ledger.jsonl").exists() for part in parts)
     engine = EngineChoice(device="cpu", corpus_part=str(tmp_path / "part-{rank}"))
 
@@ -258,7 +258,7 @@ def test_a_part_has_no_ledger_of_its_own(seeded, whole, parts, tmp_path):
 
 
 def test_the_owners_files_stay_with_the_whole_store(whole, tmp_path):
-    """Exact counts, and who carries canaries: a machine that holds a part has no use for them."""
+    """Exact counts and the carriers of canaries are not copied to parts, which do not need them."""
     (whole.path / "canaries.json").write_text("[]")
     assert (whole.path / "counts.json").exists()
     part = split_store(whole, tmp_path / "part", part=1, of=2, progress=quietly)
@@ -268,7 +268,7 @@ def test_the_owners_files_stay_with_the_whole_store(whole, tmp_path):
 
 
 def test_other_files_in_the_stores_folder_are_not_copied(whole, tmp_path):
-    """Who is which number, a run, a copy of the raw text: whatever its owner has put there is not the store's."""
+    """The owner may keep other files in the folder, such as the user map, a run, or the raw text."""
     for name in ("users.json", "train/users.csv", "runs/first/run.toml", ".ledger.jsonl.lock", "ledger.jsonl.bak"):
         (whole.path / name).parent.mkdir(parents=True, exist_ok=True)
         (whole.path / name).write_text("someone@example.org")

@@ -1,4 +1,4 @@
-"""Whole runs on many ranks are the runs that one process makes: model, ledger, epsilon, metrics; one draw of noise, one folder."""
+"""Runs on many ranks equal runs in one process: model, ledger, epsilon and metrics, with one draw of noise and one folder."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -36,14 +36,14 @@ def released(folder: Path, model) -> torch.Tensor:
 
 
 def told(folder: Path) -> tuple:
-    """What must be equal of two runs: what was charged, what it comes to, and how good the model is."""
+    """Return what must be equal for two runs: charges, epsilon and metrics."""
     ledger = Ledger.read(folder / "ledger.jsonl")
     return ledger.events, epsilon(ledger.events, 1e-3, "rdp"), (folder / "metrics.jsonl").read_text()
 
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_a_run_on_many_ranks_is_the_run_of_one(seeded, model, tmp_path, size):
-    """To the bit, noise included: it is one draw, by the leader, and not one for each rank."""
+    """Bit for bit, including the noise, which the leader draws once."""
     list(unheard.train(seeded, tmp_path / "alone", engine=CPU))
 
     def lead(ranks):

@@ -1,4 +1,4 @@
-"""Users are dealt out evenly, each to one rank that holds their text; what was slow gets less."""
+"""Users are divided evenly, each to one rank that has their text; a slower rank gets fewer."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_every_user_goes_to_exactly_one_rank_that_holds_them(costs, speeds, data
             )
         )
     )
-    may_HR[:, 0] |= ~may_HR.any(axis=1)  # somebody holds each group
+    may_HR[:, 0] |= ~may_HR.any(axis=1)  # each group is on some rank
     holder_U = np.arange(len(costs)) % groups
     rank_U = assign_users(np.array(costs, dtype=float), np.array(speeds), holder_U, may_HR)
     assert rank_U.shape == (len(costs),)
@@ -64,7 +64,7 @@ def test_a_rank_that_was_slow_is_given_less_but_never_starved():
     assert speeds.speed_R.tolist() == [1, 1, 1]
     speeds.measured(np.array([10.0, 10.0, 0.0]), np.array([1.0, 2.0, 0.0]))
     assert speeds.speed_R[0] == pytest.approx(2 * speeds.speed_R[1])
-    assert speeds.speed_R[2] == 1  # nothing known: as fast as the middle
+    assert speeds.speed_R[2] == 1  # unknown speed: the median
     for _ in range(20):
         speeds.measured(np.array([10.0, 10.0, 10.0]), np.array([1.0, 1e6, 1.0]))
     assert speeds.speed_R.tolist() == [1, 0.25, 1]

@@ -1,4 +1,4 @@
-"""The simulator of benchmarks/: sums that can be done in one's head, and laws that any machine obeys."""
+"""The simulator in benchmarks/: cases that can be computed by hand, and properties that hold for any machine."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ def simulator():
 
 @pytest.fixture
 def parts(simulator):
-    """Equal users of 2 s each, a network of 1 s a hop and 1,000 bytes a second, a model of 500 numbers; all else is free."""
+    """Equal users of 2 s each, a network of 1 s per hop and 1,000 bytes per second, 500 parameters; other parts take 0 s."""
     return simulator.Parts(
         hardware="a sheet of paper", parameters=500, seconds_per_cost=0.5, seconds_fixed=0.0, cost_mean=4.0,
         cost_deviation=0.0, unsteadiness=0.0, draw=0.0, ledger=0.0, noise=0.0, finish=0.0, message=0.0, round_trip=0.0,
@@ -34,7 +34,7 @@ def parts(simulator):
 
 
 class Exactly:
-    """A generator that draws what is expected."""
+    """A generator that always draws the expected value."""
 
     def poisson(self, mean):
         return mean
@@ -81,7 +81,7 @@ def test_more_ranks_than_cores_share_them(simulator, parts):
 
 
 def test_the_longest_user_and_the_slowest_rank_are_waited_for(simulator, parts):
-    """8 users on 8 ranks: 2 s each; with costs from 1 to 7, the last takes 3.5 s; on the slowest rank, at half speed, 4 s."""
+    """8 users on 8 ranks take 2 s; with costs from 1 to 7 the longest takes 3.5 s; with one rank at half speed, 4 s."""
     assert seconds(simulator, parts, 8, 8).compute == 2.0
     assert seconds(simulator, replace(parts, cost_deviation=3.0), 8, 8).compute == 3.5
     assert seconds(simulator, replace(parts, unsteadiness=0.5), 8, 8).compute == 4.0
@@ -101,7 +101,7 @@ def test_the_table_holds_what_was_measured_beside_what_was_predicted(simulator, 
 
 
 def test_another_device_is_a_line_through_its_whole_rounds(simulator, parts):
-    """What the package's own figures say of rounds of 100 and of 1,250 users is what comes out again."""
+    """The prediction for rounds of 100 and of 1,250 users equals the measured speeds in speeds.toml."""
     there = simulator.on_device(parts, "NVIDIA H200")
     known = {s.users_per_round: s.users_per_second for s in simulator.measured_speeds() if s.of == "whole rounds"}
     for users, speed in known.items():

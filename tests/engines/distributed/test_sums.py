@@ -1,4 +1,4 @@
-"""On any number of ranks the sum of a cohort is the same, to the bit: what one process gives."""
+"""On any number of ranks the sum of a cohort equals that of one process, bit for bit."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ PLANS = {
 
 
 def sums(ranks, store, model, plans, engine: str) -> np.ndarray:
-    """The sums of a few cohorts at once, two rounds of them (the first with hardly anybody), as rows."""
+    """Return the sums of several cohorts over two rounds, as rows. The cohorts of the first round are almost empty."""
     built = initialise.build_engine(EngineChoice(kind=engine, device="cpu"), model, ranks)
     initialise.check_all_users_reachable(built, store)
     found = []
@@ -94,7 +94,7 @@ def test_a_sum_of_floats_is_refused():
 
 
 def test_every_user_is_dealt_to_one_rank_and_summed_there_once(store, model, plan):
-    """If more, fewer or others were summed than were drawn, nothing of the round is used."""
+    """If other users were summed than were drawn, or not each once, the round is not used."""
     now = plan.at(0, model.layout)
     row = torch.zeros(model.layout.total + EXTRA, dtype=torch.int64)
     row[-2:] = torch.tensor([4, 1 + 5 + 6 + 9])
@@ -112,19 +112,20 @@ def some(store, numbers) -> StoredUsers:
     ("changed", "is_refused"),
     [
         (lambda numbers_U: numbers_U, False),
-        (lambda numbers_U: numbers_U[1:], True),  # one is left out
-        (lambda numbers_U: np.array([numbers_U[0], *numbers_U[:-1]]), True),  # one is summed twice, in another's place
+        (lambda numbers_U: numbers_U[1:], True),  # one user is left out
+        # One user is summed twice and another one not at all.
+        (lambda numbers_U: np.array([numbers_U[0], *numbers_U[:-1]]), True),
     ],
 )
 def test_a_rank_that_sums_others_than_it_was_asked_for_is_found_out(store, model, plan, changed, is_refused):
-    """What a rank says of its users is about those whom it summed: it has the right message, and repeating that is no proof."""
+    """A rank reports the users whom it summed, not those of the request: repeating the request would prove nothing."""
 
     class Changed(StoredUsers):
         def __init__(self, source, numbers_U, *, with_features):
             super().__init__(source, changed(np.asarray(numbers_U)), with_features=with_features)
 
     def follow(ranks):
-        distributed.StoredUsers = Changed  # in this fork alone
+        distributed.StoredUsers = Changed  # only in this fork
         worker.serve(ranks)
 
     def lead(ranks):
