@@ -1,4 +1,4 @@
-"""Any torch module, by name or in hand; and what is refused."""
+"""Models from any torch module, given by name or as an object, and refused modules."""
 
 import os
 import subprocess
@@ -139,7 +139,7 @@ COMMANDS = [
 
 
 def test_no_command_executes_code_beside_a_run_folder(run, tmp_path, monkeypatch):
-    """A received folder names a class in a file that lies where the reader works."""
+    """The run folder names a class in a file in the working folder."""
     list(unheard.train(replace(run, model=named(Big)), tmp_path / "r"))
     text = (tmp_path / "r" / "run.toml").read_text()
     (tmp_path / "r" / "run.toml").write_text(text.replace(f"{__name__}:Big", "of_others:Big"))
@@ -150,9 +150,9 @@ def test_no_command_executes_code_beside_a_run_folder(run, tmp_path, monkeypatch
     for command, *more in COMMANDS:
         CliRunner().invoke(app, [command, "r", *more])
         assert not (tmp_path / "executed").exists(), command
-    (tmp_path / "r" / "model.safetensors").unlink()  # the class alone can name the shapes of the parameters now
+    (tmp_path / "r" / "model.safetensors").unlink()  # now only the class knows the shapes of the parameters
     with unheard.trusted_code():
-        verify(tmp_path / "r")  # never, whatever is trusted
+        verify(tmp_path / "r")  # also not with --trust-code
         assert not (tmp_path / "executed").exists()
         with pytest.raises(ModelError, match="no attribute"):
             _ = replace(named(Big), module="of_others:Big").layout

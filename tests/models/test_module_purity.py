@@ -1,4 +1,4 @@
-"""A module is a pure function of its parameters from any thread, and one that vmap cannot take goes one user at a time."""
+"""A module is a pure function of its parameters in any thread. If vmap does not support it, users run one at a time."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ MEETING = threading.Barrier(2, timeout=60)
 
 
 class Meets(nn.Module):
-    """Reads its parameter only when a second call is inside too."""
+    """A module that reads its parameter only while a second call runs in another thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Meets(nn.Module):
 
 
 def test_two_threads_in_one_module_each_compute_with_their_own_parameters():
-    """Else one chunk of users would take its steps with another's parameters."""
+    """Otherwise the local steps of one chunk could use the parameters of another chunk."""
     pure = PureModule(Meets())
 
     def call(scale: float) -> float:
@@ -62,7 +62,7 @@ def test_after_an_error_the_module_is_as_it_was():
 
 
 class Looks(nn.Module):
-    """Decides by a value in a tensor what it computes, as a mixture of experts does: vmap cannot follow."""
+    """A module with control flow that depends on values, as in a mixture of experts, which vmap does not support."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The kernels for packed models give what their readable versions give. (Triton's interpreter without a GPU.)"""
+"""The kernels for packed models agree with their readable versions. (Without a GPU: Triton's interpreter.)"""
 
 import pytest
 import torch
@@ -90,7 +90,7 @@ def test_low_rank_products_of_each_user_are_those_of_the_readable_version(block,
     x_NI, small_NR = torch.randn(N, wide + 3, generator=generator), torch.randn(N, rank + 2, generator=generator)
     a_CRI, b_COR = torch.randn(4, rank, wide, generator=generator), torch.randn(4, wide, rank, generator=generator)
     x_NI[user_K.repeat_interleave(block) == 0] = float("nan")
-    # Parts of wider tensors, as the outputs of merged layers are, and matrices on their side.
+    # Slices of wider tensors, like the outputs of merged layers, and transposed matrices.
     x_NI, small_NR = x_NI[:, 3:], small_NR[:, 2:]
     for weight_CRI in (a_CRI, b_COR.transpose(1, 2)):
         results = []
@@ -107,7 +107,7 @@ def test_low_rank_products_of_each_user_are_those_of_the_readable_version(block,
         for one, other in zip(*results, strict=True):
             assert torch.allclose(one, other, atol=tolerance, equal_nan=True)
         down_NR, up_NI, gradient_CRI = results[1]
-        assert torch.isfinite(gradient_CRI[[1, 2, 3]]).all()  # what is not finite stays with the user who has it
+        assert torch.isfinite(gradient_CRI[[1, 2, 3]]).all()  # values that are not finite affect only their own user
         assert not gradient_CRI[1].any()
 
 

@@ -1,4 +1,4 @@
-"""The GRU itself against torch's."""
+"""The GRU agrees with torch's GRU."""
 
 import pytest
 import torch

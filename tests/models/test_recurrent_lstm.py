@@ -1,4 +1,4 @@
-"""The paper's model: its size, its parts, and the LSTM itself against torch's."""
+"""The paper's model: its size and layers, and its LSTM compared with torch's."""
 
 from dataclasses import replace
 from functools import partial
@@ -70,7 +70,7 @@ def torchs_lstm(model: unheard.TiedLSTM, params: dict[str, torch.Tensor]) -> nn.
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_logits_are_those_of_torchs_lstm(tied, unit_norm):
     model = unheard.TiedLSTM(vocabulary_size=20, embedding_size=5, hidden_size=7, tied=tied, unit_norm=unit_norm)
-    params_P = model.initial(3) * 1.7  # off the sphere, so that normalising matters
+    params_P = model.initial(3) * 1.7  # not of norm 1, so that normalising has an effect
     params = model.layout.split(params_P)
     tokens = torch.randint(20, (3, 6), generator=torch.Generator().manual_seed(0))
     rows = {
@@ -163,7 +163,7 @@ def test_impossible_sizes_are_refused(bad):
 
 
 def unrolled_gradients(unroll, gates_UBTG, weight_UHG, autocast=False):
-    """The states' sum of squares, differentiated for each user as engines/vectorised.py does."""
+    """Return the gradients of the sum of squared states for each user, computed as in engines/vectorised.py."""
 
     def loss(gates_BTG, weight_HG):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

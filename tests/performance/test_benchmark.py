@@ -1,4 +1,4 @@
-"""What a benchmark measures by default, and in which order it reports."""
+"""The default measurements of a benchmark, and the order of its reports."""
 
 import pytest
 import torch

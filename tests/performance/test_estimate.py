@@ -24,7 +24,7 @@ def speed(**changes) -> Speed:
 
 
 def test_hours_are_updates_over_speed():
-    """7,200 rounds of 10 users at 2 users a second: 36,000 seconds."""
+    """7,200 rounds of 10 users at 2 users per second: 36,000 seconds."""
     alone = cost_of(speed(), rounds=7200, users_per_round=10)
     assert (alone.machine_hours, alone.hours, alone.price) == (10.0, 10.0, None)
     four = cost_of(speed(), rounds=7200, users_per_round=10, machines=4, efficiency=0.5, hour_price=3.0)

@@ -1,4 +1,4 @@
-"""The table of tools/code_stats.py is right on a small package whose figures are known."""
+"""tools/code_stats.py gives the right table for a small package with known figures."""
 
 import runpy
 from pathlib import Path

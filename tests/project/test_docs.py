@@ -1,6 +1,6 @@
-"""The documents are true: their Python runs, their run files are valid, the files, tests and pages they name exist.
+"""Checks of the docs: Python blocks run, run files are valid, and the files, tests and pages that they name exist.
 
-Conventions. Every ```python block is a whole program, run in a working folder of its own. If it names a store under corpora/, a
+Conventions: every ```python block is a whole program, run in its own working folder. If it names a store under corpora/, a
 copy of the tests' small store is put there. A ```text block right after it is its output. A ```toml block with a [corpus] table
 is a whole run file; any other block replaces or adds tables of the whole run file in docs/guide.md.
 """
@@ -35,7 +35,7 @@ BARE_LINK = re.compile(r"(?:[-*] )?(?:\[[^\]]*\]\(\S+\)|<?https?://\S+>?)[.,;:]?
 
 
 def blocks(path: Path, language: str) -> list[tuple[str, str]]:
-    """The blocks of one language, each with the ```text block that follows it (or nothing)."""
+    """Return the blocks of one language, each with the ```text block that follows it (empty if there is none)."""
     return [(code, printed) for kind, code, printed in BLOCK.findall(path.read_text()) if kind == language]
 
 

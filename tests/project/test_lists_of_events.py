@@ -1,8 +1,8 @@
-"""Every place that takes a part of a list of events, phases, members or ledgers is in the table below, with its reason.
+"""Every expression that takes a part of a list of events, phases, members or ledgers is in a table with its reason.
 
-An event that is left out on its way from a ledger to a statement, a selected run or a total is a cost that nobody states,
-and a phase that is left out is never checked. The source is scanned for slices of such lists and for calls that drop
-repeated or later items; one that is in no row, and a row without one, fail the test.
+If an event is lost between a ledger and a statement, a selected run or a total, its cost is not stated. If a phase is
+lost, it is not checked. The test scans the source for slices of such lists and for calls that drop repeated or later
+items. It fails for an expression without a row, and for a row without an expression.
 """
 
 import ast
@@ -63,7 +63,7 @@ TABLE = {
 
 
 def parts_of_lists(path: Path) -> set[str]:
-    """The slices of lists of events in a file, and the calls that drop items of one."""
+    """Return the slices of lists of events in a file, and the calls that drop items of such a list."""
 
     def is_list(node: ast.AST) -> bool:
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in COPIES and node.args:

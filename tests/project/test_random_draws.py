@@ -46,7 +46,7 @@ HANDED_ON = (MAKERS - {"Generator", "Random", "seed", "groups_key", "noise_key",
 
 
 def draws_of(path: Path) -> set[str]:
-    """The last names of all calls of a file that make a generator, ask for a stream, or draw, and of all that are handed on."""
+    """Return the names of functions in a file that create a generator, request a stream or draw, called or passed on."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):

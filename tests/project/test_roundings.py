@@ -1,8 +1,8 @@
-"""Every rounding of a number that a guarantee rests on is in the table below, with its direction.
+"""Every rounding of a number on which the guarantee depends is in the table below, with its direction.
 
-A q, z, delta or epsilon that is rounded on its way from the run file to the mechanism, the ledger or a statement is
-another number than the one that was proved. The source is scanned for calls that round; a call that is in no row, and a
-row without such a call, fail the test.
+If q, z, delta or epsilon is rounded between the run file and the mechanism, the ledger or a statement, the proof is about
+another number. The test scans the source for calls that round. It fails for a call without a row, and for a row without a
+call.
 """
 
 import ast
@@ -48,7 +48,7 @@ TABLE = {
 
 
 def roundings(path: Path) -> Counter[tuple[str, str]]:
-    """The calls that round in each function of a file."""
+    """Return the calls that round, in each function of a file."""
     counted: Counter[tuple[str, str]] = Counter()
 
     def visit(node: ast.AST, function: str) -> None:

@@ -1,4 +1,4 @@
-"""docs/scale-out.md: its costs are what `unheard plan --cost` says, its scripts are whole, what it names is there."""
+"""docs/scale-out.md: its costs are those of `unheard plan --cost`, its scripts are complete, and named files exist."""
 
 import json
 import re

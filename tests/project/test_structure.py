@@ -1,4 +1,4 @@
-"""Rules for the whole package: import direction, imports without torch, docstrings, what is never imported.
+"""Rules for the whole package: import direction, imports without torch, docstrings, and forbidden imports.
 
 Each rule is one test that lists every offender.
 """
@@ -106,7 +106,7 @@ def test_importing_what_needs_no_torch_does_not_import_it():
 
 
 def test_the_processes_that_prepare_text_do_not_import_scipy():
-    """It takes a second to import, in each process."""
+    """Importing scipy takes a second in each process."""
     code = "import sys, unheard.corpus.pipeline; sys.exit('scipy' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -138,7 +138,7 @@ def test_nothing_is_ever_unpickled():
 
 
 def test_only_one_module_imports_onnxruntime():
-    """It contacts its vendor when imported, unless a variable is set first: see the comment at that import."""
+    """onnxruntime contacts its vendor when imported, unless a variable is set first: see the comment at that import."""
     users = [path for path in FILES if any(name.split(".")[0] == "onnxruntime" for name in imports(path))]
     assert users == [SRC / "deployment" / "model.py"]
     dynamic = [path for path in FILES if re.search(r"import_module\(\s*[\"']onnxruntime", path.read_text())]

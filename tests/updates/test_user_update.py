@@ -1,4 +1,4 @@
-"""A user's text as windows and batches: every target once, in order, whatever the length."""
+"""A user's text is divided into windows and batches: every target occurs once and in order, for any length."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The batches of many users at once are each user's own."""
+"""Batches computed for many users at once equal those of each user alone."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ UPDATES = [
 
 
 def counted(windows: np.ndarray) -> np.ndarray:
-    """What a window predicts from what: pairs where both are words. The rest fills batches up, and may differ."""
+    """Return the pairs of input and target of a window in which both are tokens. Padding may differ and is left out."""
     inputs, targets = windows[..., :-1], windows[..., 1:]
     real = (inputs != PAD) & (targets != PAD)
     return np.where(real, inputs * 1000 + targets, PAD)

@@ -1,4 +1,4 @@
-"""Users of a store are read by whoever looks at them, and show nothing of themselves when printed."""
+"""Users of a store are read at the first access, and printing them shows nothing private."""
 
 import numpy as np
 import pytest

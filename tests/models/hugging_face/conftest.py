@@ -1,4 +1,4 @@
-"""A small GPT-2 made by the example itself, and people who write about a few things, in a store of the model's own pieces."""
+"""A small GPT-2 from the example, and a store of forty users in tokens of this model."""
 
 import importlib.util
 import json
@@ -52,7 +52,7 @@ def base(tmp_path_factory, example) -> Path:
 
 @pytest.fixture(scope="session")
 def people(tmp_path_factory) -> Path:
-    """Posts of forty users as JSON lines."""
+    """Write the posts of forty users as JSON lines."""
     rng, path = np.random.default_rng(2), tmp_path_factory.mktemp("raw") / "posts.jsonl"
     rows = [{"who": f"u{k}", "what": post} for k in range(40) for post in posts(rng, int(rng.integers(3, 9)))]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -61,7 +61,7 @@ def people(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory, base, people) -> Path:
-    """By the road that a user takes: prepared with the model's own tokenizer.json."""
+    """Prepare the store with the tokenizer.json of the model, as a user does."""
     preparation = Preparation(
         fields=Fields(user="who", text="what"),
         tokenizer=HuggingFaceTokenizer.read(base / "tokenizer.json"),

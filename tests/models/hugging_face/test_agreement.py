@@ -1,4 +1,4 @@
-"""The library's update of a Hugging Face model against a plain loop over users: transformers and autograd, no vmap."""
+"""Updates of a Hugging Face model agree with a plain loop over users that uses transformers and autograd, without vmap."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from .conftest import model_of, run_of
 
 
 class Plain:
-    """Written from transformers and the paper alone: numbers of the model's own tokenizer, its own loss over all of its rows."""
+    """A plain implementation with transformers and no code of Unheard: ids of the model's tokenizer, loss over all rows."""
 
     def __init__(self, base, model, dtype):
         from peft import LoraConfig, get_peft_model
@@ -50,7 +50,7 @@ class Plain:
                 p.copy_(named[name])
 
     def own_numbers(self, tokens, words):
-        """A user's stream in the model's numbers, and which of them begin a post."""
+        """Return a user's stream in ids of the model's tokenizer, and which of them begin a post."""
         ids = [self.end if t in (BOS, EOS) else self.tokenizer.token_to_id(words.word(int(t))) for t in tokens]
         return ids, [t == BOS for t in tokens]
 
@@ -125,7 +125,7 @@ def test_the_sum_of_a_cohort_and_what_is_measured_after_it_are_those_of_a_plain_
     assert told["accuracy_top1"] == pytest.approx(right / count, abs=1.5 / count)  # a tie may fall either way, once
     assert told["loss"] == pytest.approx(loss / count, rel=1e-5)
     before = evaluate(model, params, held_out, unroll=16)
-    assert told["loss"] < before["loss"]  # and the step was one worth taking
+    assert told["loss"] < before["loss"]  # the step is not zero
 
 
 WAYS = {"all": {}, "lora": {"lora_layers": ("q_proj", "v_proj", "down_proj")}}
@@ -137,7 +137,7 @@ WAYS["lora with A frozen"] = {**WAYS["lora"], "lora_freeze_a": True}
 )
 @pytest.mark.parametrize("way", list(WAYS))
 def test_the_packed_sum_of_twelve_users_is_that_of_a_plain_loop_of_transformers_and_peft(way, update, llama, corpus):
-    """In float64, with users of 1 to 60 tokens, in streams that hold a part of one user's batch."""
+    """In float64, with users of 1 to 60 tokens, in streams that are shorter than a user's batch."""
     model = model_of(llama, way[:4].strip(), **WAYS[way])
     store = unheard.TokenStore.open(corpus)
     plan = replace(run_of(corpus, model).plan, update=update).at(0, model.layout)
@@ -161,7 +161,7 @@ def test_the_packed_sum_of_twelve_users_is_that_of_a_plain_loop_of_transformers_
 
 @pytest.mark.parametrize("train", ["all", "lora"])
 def test_a_users_update_does_not_depend_on_other_users(train, base, corpus):
-    """To the bit, though the frozen part of every user's products is shared."""
+    """Bit for bit, although the products with frozen weights are computed for all users together."""
     model = model_of(base, train)
     plan = run_of(corpus, model).plan.at(0, model.layout)
     users = list(users_in_turn(unheard.TokenStore.open(corpus).train, model))[:7]

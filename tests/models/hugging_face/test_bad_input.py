@@ -1,4 +1,4 @@
-"""Bases, users and machines that are not as they should be: an error with a cure, or exactly zero, and nothing charged."""
+"""Invalid base models, users with NaN, and small machines: an error that says what to do, or an update of exactly zero."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ from .test_packed import packed, plan_of, start_of, users_of
 
 
 def with_config(base, folder, **changes):
-    """A copy of a base with other values in config.json."""
+    """Copy a base model with other values in config.json."""
     shutil.copytree(base, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
@@ -52,7 +52,7 @@ def test_dropout_of_the_base_is_off_in_every_engine(train, base, tmp_path):
 
 
 class Normed(nn.Module):
-    """A layer behind a normalisation by the statistics of the batch."""
+    """A layer after a batch normalisation."""
 
     def __init__(self, layer, width):
         super().__init__()
@@ -64,7 +64,7 @@ class Normed(nn.Module):
 
 @pytest.fixture
 def with_statistics(base, monkeypatch):
-    """A base that keeps statistics of batches, which no model of transformers does by itself."""
+    """Return a base model with batch normalisation, which no model of transformers has."""
     real = hugging_face.read_base
 
     def read(path):
@@ -101,7 +101,7 @@ def test_trained_normalisation_of_batches_has_no_packed_rule(base, with_statisti
 
 
 def test_code_beside_a_known_kind_of_model_is_not_run(base, tmp_path):
-    """config.json names code for a model that transformers has itself: its own class is taken."""
+    """config.json names code for a model that transformers supports: the class of transformers is used."""
     auto_map = {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M"}
     folder = with_config(base, tmp_path / "model", auto_map=auto_map)
     (folder / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
@@ -110,7 +110,7 @@ def test_code_beside_a_known_kind_of_model_is_not_run(base, tmp_path):
 
 
 def test_another_tokenizer_in_the_folder_of_a_base_is_refused_before_anything_is_charged(base, corpus, tmp_path):
-    """Of the same size: only its words differ."""
+    """The other tokenizer has the same size and other words."""
     shutil.copytree(base, tmp_path / "base")
     shutil.copytree(corpus, tmp_path / "corpus")
     table = json.loads((tmp_path / "base" / "tokenizer.json").read_text())
@@ -187,7 +187,7 @@ def test_a_user_without_a_target_adds_exactly_zero(length, llama):
 
 
 def test_a_user_who_is_not_finite_does_not_stop_a_run_or_harm_its_model(llama, corpus, tmp_path, monkeypatch):
-    """Every user who writes one frequent word has an update that is not a number."""
+    """The updates of all users who write one frequent word are NaN."""
     shutil.copytree(corpus, tmp_path / "corpus")
     model = model_of(llama, "lora", lora_layers=("q_proj", "down_proj"))
     tokens = np.concatenate([unheard.TokenStore.open(corpus).train.tokens(k) for k in range(8)])
@@ -205,7 +205,7 @@ def test_a_user_who_is_not_finite_does_not_stop_a_run_or_harm_its_model(llama, c
 
 
 def as_on_a_gpu(monkeypatch):
-    """Lets the engine of a run on a CPU pack its users, in float32."""
+    """Make the engine pack users on a CPU, in float32."""
 
     class InFloat32(PackedCohorts):
         def __init__(self, model, device, dtype, **settings):

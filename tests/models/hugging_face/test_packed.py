@@ -1,4 +1,4 @@
-"""The packed computation of Hugging Face models against the reference engine, which is a plain loop over users."""
+"""The packed computation of Hugging Face models agrees with the reference engine, a plain loop over users."""
 
 import math
 import warnings
@@ -67,7 +67,7 @@ ONE_STEP = unheard.FedSGD(unroll=5, learning_rate=0.4)
     [("gpt2", "lora", ONE_STEP), ("gpt2", "all", STEPS), ("llama", "lora", STEPS), ("llama", "all", ONE_STEP)],
 )
 def test_the_sum_of_twelve_users_is_that_of_a_loop_over_users(kind, train, update, base, llama):
-    """Users without a word, with one, shorter than a window, and with more windows than a stream holds."""
+    """The users have no tokens, one token, less than a window, or more windows than a stream holds."""
     model = model_of(base if kind == "gpt2" else llama, train)
     users, params = users_of(model), start_of(model)
     plan = plan_of(model, update)
@@ -78,8 +78,9 @@ def test_the_sum_of_twelve_users_is_that_of_a_loop_over_users(kind, train, updat
 
 
 def test_short_texts_fill_the_streams_of_long_ones(llama, monkeypatch):
-    """60 users, most of them with little text, fit into 5 streams. If all long texts came first, places would hold short
-    ones only in the end, and 6 streams would be needed."""
+    """60 users, most of them with little text, fit into 5 streams.
+
+    If all long texts came first, only short texts would be left in the end, and 6 streams would be needed."""
     model, ran, run = model_of(llama, "lora"), [], engine._Step.run
     monkeypatch.setattr(engine._Step, "run", lambda step, host: (ran.append(step), run(step, host))[1])
     shares = (np.arange(60) + 0.5) / 60
@@ -120,7 +121,7 @@ def test_per_layer_clips_and_counts_of_clipped_users_are_those_of_the_reference(
 
 @pytest.mark.parametrize("norm", [0.1, 0.2])
 def test_weights_and_counts_are_those_of_each_user_in_whatever_place_they_are(llama, norm):
-    """Two places for eight users: who was clipped, and how much text they have, does not stay in a place."""
+    """Eight users share two places. The counts of a user must not be those of an earlier user at the same place."""
     model = model_of(llama, "lora")
     users, params = users_of(model, LENGTHS[:8]), start_of(model)
     clip = unheard.AdaptiveClip(initial_norm=norm, quantile=0.5, learning_rate=0.2)
@@ -156,7 +157,7 @@ def test_a_round_that_failed_leaves_nothing_for_the_next(llama, monkeypatch):
 
 @pytest.mark.parametrize("train", ["lora", "all"])
 def test_a_users_update_is_the_same_beside_other_users(train, llama):
-    """Users take the places of others who have finished; nothing of those may be left there."""
+    """A user gets the place of a user who has finished, and must not be affected by that user's data."""
     model = model_of(llama, train)
     users, params, plan = users_of(model, LENGTHS[:8]), start_of(model), plan_of(model)
     everybody = packed(model, tokens=64, users=2).sum_updates(params, users, plan, 1).units_P.double()
@@ -167,7 +168,7 @@ def test_a_users_update_is_the_same_beside_other_users(train, llama):
 
 @pytest.mark.parametrize("train", ["lora", "all"])
 def test_a_user_who_is_not_finite_adds_exactly_zero_and_moves_nobody(train, llama):
-    """One word has a vector that is not a number: the updates of those who wrote it are not finite."""
+    """The vector of one word is NaN, so the updates of users who wrote it are not finite."""
     model = model_of(llama, train, lora_layers=("q_proj", "down_proj") if train == "lora" else ())
     users, params, plan = users_of(model, (30, 40, 50, 20)), start_of(model), plan_of(model)
     bad = int(users[1].tokens[5])
@@ -187,7 +188,7 @@ def test_a_user_who_is_not_finite_adds_exactly_zero_and_moves_nobody(train, llam
 
 
 class Memory:
-    """Makes memory run out at the n-th call of a method of the step."""
+    """Raises an out-of-memory error at the n-th call of a method of the step."""
 
     def __init__(self, monkeypatch, method, at):
         self.sizes, self.at, real = [], at, getattr(engine._Step, method)
@@ -204,7 +205,7 @@ class Memory:
 @pytest.mark.parametrize("train", ["lora", "all"])
 @pytest.mark.parametrize("update", [STEPS, ONE_STEP])
 def test_out_of_memory_in_the_middle_of_a_round_halves_the_stream_and_loses_nothing(train, update, llama, monkeypatch):
-    """The error comes after the step has changed deltas and gradients: a step that is taken twice would be seen."""
+    """The error is raised after the step changed deltas and gradients, so a repeated step would change the result."""
     model = model_of(llama, train)
     users, params, plan = users_of(model), start_of(model), plan_of(model, update)
     expected = packed(model).sum_updates(params, users, plan, 1)
@@ -275,7 +276,7 @@ def test_recomputed_activations_give_the_same_sum(llama):
 
 
 def test_a_model_without_a_rule_trains_through_vmap_with_a_warning(tmp_path, base, monkeypatch):
-    """A sliding window of attention has no rule; and a model that scales its scores has other scores when packed."""
+    """Sliding-window attention has no packing rule, and models that scale their scores would have other scores when packed."""
     window = model_of(other_base(tmp_path / "mistral", base, "mistral", sliding_window=4), "lora")
     with pytest.raises(CannotPack, match="sliding_window"):
         packed(window).check(start_of(window))
@@ -331,7 +332,7 @@ def test_compiled_layers_give_the_same_sum(kind, base, llama, monkeypatch):
     expected = packed(model).sum_updates(params, users, plan, 1)
     monkeypatch.setattr(engine, "fast_score_gradient", lambda: score_gradient)  # it needs a GPU
     monkeypatch.setattr(engine._Step, "record", lambda step: None)
-    # The loop over windows is for CPUs only. It would be compiled again for every length of a window.
+    # The loop over windows is for CPUs only. It would be recompiled for every window length.
     monkeypatch.setattr(packed_layers, "plain_attention", torch.compiler.disable(packed_layers.plain_attention))
     compiled = packed(model)
     compiled.is_compiled = True

@@ -1,4 +1,4 @@
-"""The command of the results (benchmarks/llm_finetuning.py) on a small model: it stops by the clock, continues and shows."""
+"""benchmarks/llm_finetuning.py on a small model: it stops at its time limit, continues, and shows the results."""
 
 import json
 import shutil
@@ -94,4 +94,4 @@ def test_the_table_has_means_deviations_and_gains(tmp_path, capsys, monkeypatch)
     # By the rules: 0.11 is more than 2 sqrt(0.01^2 + 0.01^2), and 0.08 is less than 2 sqrt(0.1^2 + 0.01^2).
     assert "| posts | examples, ε = 8 against examples, no noise | +0.1100 | 0.0283 | differ |" in table
     assert "| posts | examples, ε = 8 against users, ε = 8 | -0.0800 | 0.2010 | no difference seen |" in table
-    assert "against users, no noise" not in table  # which ran once
+    assert "against users, no noise" not in table  # this setting has one run

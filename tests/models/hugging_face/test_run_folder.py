@@ -1,4 +1,4 @@
-"""A Hugging Face model through a whole run: what is declared, what is refused, what lies in the folder, what comes back out."""
+"""A whole run of a Hugging Face model: declarations, refusals, the files of the run folder, and reading them back."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from .conftest import model_of, run_of
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, base, corpus) -> Path:
-    """A run through LoRA, with a base of its own that may be harmed, and a corpus of its own that may be charged."""
+    """Train a run with LoRA on copies of the base model and of the corpus, which tests may damage and charge."""
     folder = tmp_path_factory.mktemp("runs")
     shutil.copytree(base, folder / "base")
     shutil.copytree(corpus, folder / "corpus")
@@ -164,7 +164,7 @@ def test_a_weight_that_is_missing_is_never_drawn_at_random(base, tmp_path):
 
 
 def sharded(base, folder, where):
-    """The base as a large model is saved: an index says in which file each weight lies."""
+    """Write the base model in several files with an index, as large models are saved."""
     shutil.copytree(base, folder)
     names = safetensors.torch.load_file(folder / "model.safetensors")
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
@@ -229,7 +229,7 @@ class Told(Exception):
 
 
 class OneOther:
-    """A process group whose first message ends the test."""
+    """A process group that raises an error at its first message."""
 
     size, rank, local_size, others = 2, 0, 1, range(1, 2)
 

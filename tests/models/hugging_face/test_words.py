@@ -1,4 +1,4 @@
-"""Between the store's numbers and the model's rows: whose row is whose, and what a word without one is worth."""
+"""The mapping from token ids of a store to rows of the model, and the score of a token without a row."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from unheard.models.hugging_face import UNSAID, StoreVocabularyModel, rows_of
 
 
 class Scores(nn.Module):
-    """Row i of the table is the score of everything after token i."""
+    """A model whose scores after token i are row i of a table."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
