@@ -1,4 +1,4 @@
-"""Runs for the tests of reports: two small real runs, trained in a second or two, and records made up by hand."""
+"""Runs for the tests of reports: two small real runs, trained in a second or two, and records with invented figures."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,7 @@ def make_runs(run: unheard.Run, out: Path) -> list[Path]:
 def made_up_record(
     name: str, accuracies: list[float], *, every=20, users_per_round=100.0, population=763_430, events=(), delta=1e-9
 ) -> RunRecord:
-    """A record with these accuracies, one every `every` rounds, and these charged events."""
+    """Return a record with these accuracies, one every `every` rounds, and these charged events."""
     metrics = [{"round": every * (i + 1), "accuracy_top1": a} for i, a in enumerate(accuracies)]
     entries = [Entry(event=event, round=i, hash="") for i, event in enumerate(events)]
     facts = {"population": population, "delta": delta, "sampling": {"users_per_round": users_per_round}}
@@ -47,7 +47,7 @@ def made_up_record(
 
 
 def with_statement(record: RunRecord, statement: dict[str, Any]) -> RunRecord:
-    """A copy of a record with another privacy statement than its ledger gives."""
+    """Return a copy of a record with another privacy statement than that of its ledger."""
     copy = replace(record)
     copy.__dict__["statement"] = statement
     return copy

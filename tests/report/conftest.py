@@ -17,5 +17,5 @@ def runs(store, model, plan, tmp_path_factory: pytest.TempPathFactory) -> list[P
 
 @pytest.fixture(scope="session")
 def compared(runs) -> Comparison:
-    """Both runs, with a hypothetical epsilon for a million users."""
+    """Compare both runs, with a hypothetical epsilon for a million users."""
     return Comparison.read(runs, as_if_users=1_000_000)

@@ -1,4 +1,4 @@
-"""evaluate --full, compare, report, watch and the demo's end, by command line: what they print, write and refuse."""
+"""evaluate --full, compare, report, watch and the end of the demo on the command line: output, files and refusals."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def test_no_measure_and_no_baseline_looks_at_a_training_user(unheard, copies, mo
 
     def without_training_users(cls, path):
         store = opened(cls, path)
-        store.train = None  # whatever is asked of it fails
+        store.train = None  # any access fails
         return store
 
     monkeypatch.setattr(TokenStore, "open", classmethod(without_training_users))
@@ -118,8 +118,8 @@ def test_compare_prints_strict_json(unheard, copies):
     data = json.loads(unheard("compare", *copies, "--json", "--baseline", "private", "--accuracy", 0.0).stdout)
     assert data["baseline"] == "private"
     assert [run["epsilon"] == "infinity" for run in data["runs"]] == [True, False]
-    assert [line["rounds"] for line in data["reach"]] == [2, 2]  # the first evaluation is as good as nothing
-    assert data["reach"][0]["times"] == 0.5  # 6 users a round, in units of 12
+    assert [line["rounds"] for line in data["reach"]] == [2, 2]  # any accuracy is reached at the first evaluation
+    assert data["reach"][0]["times"] == 0.5  # 6 users per round, in units of 12
     assert data["hypothetical"] == []
 
 
@@ -182,7 +182,7 @@ def test_the_demo_compares_the_same_users_per_round():
 
 @pytest.mark.system
 def test_the_demo_declares_as_many_users_as_its_corpus_has(tmp_path):
-    """Else the first lines of `make demo` would be a warning of a population that is too small."""
+    """Otherwise `make demo` would begin with a warning about a population that is too small."""
     pytest.importorskip("chitchat_dataset", reason="the extra `demo` is not installed")
     demo._prepare(tmp_path / "store")
     assert TokenStore.open(tmp_path / "store").train.num_users <= demo.POPULATION
@@ -202,7 +202,7 @@ def test_the_demo_says_where_each_model_stands_beside_a_bigram():
 
 
 def test_only_the_demos_own_corpus_is_public(tmp_path):
-    """A store of the same name that was prepared in another way holds somebody else's text."""
+    """A store of the same name that was prepared in another way may contain private text."""
     record = {"name": "chitchat", **json.loads(json.dumps(demo._preparation().choices()))}
     write_store(tmp_path / "a", train=[ONE], held_out=[ONE], vocabulary=Vocabulary.of(["w"]), info=record)
     assert demo._is_demo_corpus(tmp_path / "a")

@@ -17,7 +17,8 @@ def test_unlike_runs_are_compared_with_cautions(runs, tmp_path, monkeypatch):
     other = tmp_path / "other"
     shutil.copytree(runs[1], other)
     lines = (other / "metrics.jsonl").read_text().splitlines()
-    (other / "metrics.jsonl").write_text("\n".join(lines[:3]) + '\n{"round": 9')  # three evaluations, and a torn line
+    # Three evaluations and an incomplete line.
+    (other / "metrics.jsonl").write_text("\n".join(lines[:3]) + '\n{"round": 9')
     (other / "measures.json").unlink()
     cautions = " ".join(Comparison.read([runs[0], other]).cautions)
     assert "different numbers of rounds" in cautions

@@ -1,4 +1,4 @@
-"""Rounds and user updates to the same accuracy, by hand and against the paper."""
+"""Rounds and user updates to reach the same accuracy, compared with hand computation and with the paper."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The epsilon of runs that did not happen."""
+"""The hypothetical epsilon of runs with other numbers of users."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from unheard.report.comparison import hypothetical_epsilon
 
 
 def test_the_hypothetical_epsilon_of_the_papers_private_run():
-    """Trained with 100 users a round at sigma = 0.003 and S = 15 (z = 0.02), accounted for 5,000 of 763,430 (z = 1)."""
+    """Trained with 100 users per round at sigma = 0.003 and S = 15 (z = 0.02), accounted for 5,000 of 763,430 (z = 1)."""
     trained = PoissonGaussian(sampling_prob=100 / 763_430, noise_multiplier=0.003 / (15 / 100))
     result = hypothetical_epsilon(made_up_record("a", [], events=[trained] * 5000), 763_430, 5000)
     assert result is not None
@@ -50,7 +50,7 @@ def test_no_hypothetical_epsilon_for_a_run_without_privacy_or_an_impossible_draw
 
 
 def test_a_fixed_noise_on_the_count_of_the_clipped_does_not_grow_with_the_users():
-    """S follows the users, sigma_b = 5 is given: 1/z^2 = 1/z_delta^2 + 1/(2 sigma_b)^2, and only z_delta grows with them."""
+    """Adaptive clip with sigma_b = 5: 1/z^2 = 1/z_delta^2 + 1/(2 sigma_b)^2, and only z_delta grows with the users per round."""
     together = PoissonGaussian(sampling_prob=0.001, noise_multiplier=(1.0**-2 + 10.0**-2) ** -0.5)
     run = made_up_record("a", [], events=[together] * 30, users_per_round=100, population=100_000)
     fixed = replace(run, tables={"clip": {"kind": "adaptive", "count_noise_std": 5.0}})

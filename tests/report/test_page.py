@@ -1,4 +1,4 @@
-"""The HTML page: what it says, that nothing on it is private, fetched or unescaped."""
+"""The HTML page: its content, and that nothing on it is private, fetched or unescaped."""
 
 import html
 import json
@@ -30,7 +30,7 @@ def page(compared) -> str:
 
 
 def text_of(page: str) -> str:
-    """What a reader sees: no tags, scripts or styles."""
+    """Return the visible text of a page, without tags, scripts and styles."""
     kept: list[str] = []
 
     class Reader(HTMLParser):
@@ -136,7 +136,7 @@ def test_a_run_that_has_only_begun_has_a_page(runs, tmp_path, monkeypatch):
 
 
 def test_a_run_that_has_diverged_has_a_page(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(RunFolder, "check_metrics", lambda folder: None)  # its checkpoints remember other figures
+    monkeypatch.setattr(RunFolder, "check_metrics", lambda folder: None)  # its checkpoints record other figures
     lost = tmp_path / "lost"
     shutil.copytree(runs[1], lost)
     text = (lost / "metrics.jsonl").read_text()
@@ -171,7 +171,7 @@ def test_a_page_is_written_without_torch(runs, tmp_path):
 
 
 def json_of(page: str) -> list:
-    """The plot specifications in a page."""
+    """Return the plot specifications in a page."""
     return [json.loads(text) for text in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page)]
 
 
@@ -214,7 +214,7 @@ def test_no_template_switches_escaping_off_for_text_of_a_run():
 
 
 def test_the_headline_shows_the_accuracy_of_the_table(compared, page):
-    """Not a smoothed one: the page is about the newest model."""
+    """The accuracy is not smoothed, because the page is about the newest model."""
     for record, cell in zip(compared.records, tables.summary(compared).rows[0][1:], strict=True):
         assert cell == percent(latest(record, "accuracy_top1"))
         assert f"{record.name} predicts {cell} of next words correctly" in text_of(page).replace("  ", " ")

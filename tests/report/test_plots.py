@@ -34,7 +34,7 @@ def test_colours_have_contrast_on_both_backgrounds(theme):
 
 @pytest.mark.parametrize("accuracies", [[0.0, 0.05, 0.3], [0.01] * 3, [0.2, 0.21, 0.22]], ids=["low", "equal", "high"])
 def test_no_axis_of_accuracy_begins_below_zero(accuracies, tmp_path):
-    """Padding below a smallest value near zero showed an axis from -2 %."""
+    """Without this rule, padding below a small accuracy made the axis begin at -2 %."""
     record = made_up_record("a", accuracies)
     plot = accuracy_by_round(Comparison(records=[record], baseline=record))
     assert plot is not None

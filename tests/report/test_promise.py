@@ -1,4 +1,4 @@
-"""The guarantee of a run in sentences."""
+"""The sentences about the guarantee of a run."""
 
 import math
 import re
@@ -23,7 +23,7 @@ from unheard.report.run_record import RunRecord
             math.log(3),
             "moderate",
             "right at most 75.1 times in 100",
-        ),  # 75 and a little for delta: rounded up, never down
+        ),  # 75 % plus a small term for delta, rounded up
         (math.log(2.001), "strong", "more than 2.01 times as likely"),
         (0.1, "strong", "right at most 52.6 times in 100"),
         (20.0, "weak", "promises little"),
@@ -63,7 +63,7 @@ def test_the_guarantee_counts_other_runs_on_the_same_users(compared):
 
 
 def test_the_guarantee_over_private_runs_is_their_composition(run, tmp_path):
-    """The total is stated at its own delta, the smallest that a run declared, and the run alone at the run's."""
+    """The total is stated at the smallest delta that a run declared, and the run alone at its own delta."""
     for name, delta in (("first", 2.3e-3), ("second", 4.5e-4)):
         list(unheard.train(replace(run, ledger=tmp_path / "people.jsonl", delta=delta), tmp_path / name))
     record = RunRecord.read(tmp_path / "first")

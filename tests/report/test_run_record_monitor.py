@@ -1,4 +1,4 @@
-"""The status of runs that are training, stopped, silent, spent and complete."""
+"""The status of runs that are training, stopped, inactive, out of budget, or complete."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def test_the_status_of_a_complete_run(folder):
 
 
 def test_a_run_is_followed_while_it_is_written(folder, monkeypatch):
-    """The ledger and the metrics grow by halves of lines; every look is of what is whole."""
+    """Ledger and metrics are written in half lines. The monitor reads complete lines only."""
     # The folder is cut back to an earlier state, which its checkpoints contradict.
     monkeypatch.setattr("unheard.report.run_record.read_run_ledger", lambda folder: Ledger.read(folder.ledger))
     monkeypatch.setattr(RunFolder, "check_metrics", lambda folder: None)
@@ -74,7 +74,7 @@ def test_a_run_that_was_stopped_and_one_that_fell_silent(folder, monkeypatch):
 
 
 def test_a_round_that_was_charged_and_then_lost_is_not_counted(folder, monkeypatch):
-    """Ctrl-C while a round is computed: it was paid for, and the model saved is of the round before."""
+    """After Ctrl-C during a round, the round is charged, and the saved model is that of the previous round."""
     monkeypatch.setattr(RunFolder, "check_metrics", lambda folder: None)  # its checkpoints are of a later round
     rows = folder.metrics.read_text().splitlines(keepends=True)
     folder.metrics.write_text("".join(rows[:2]))

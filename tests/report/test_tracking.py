@@ -73,7 +73,7 @@ def test_a_remote_mlflow_server_is_not_contacted_before_the_end(folder, monkeypa
     assert asked == []
     trackers.finish()
     assert asked == ["https://mlflow.example.com"]
-    assert trackers.failures == {"mlflow"}  # the client of this test can do nothing: the run goes on
+    assert trackers.failures == {"mlflow"}  # the client of this test fails at every call, and the run continues
 
 
 def test_mlflow_is_told_when_a_run_began_and_no_other_time(folder, monkeypatch):

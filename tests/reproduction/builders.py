@@ -1,4 +1,4 @@
-"""A made-up world in which the paper's conclusions hold: results of every run, without training. For tests alone."""
+"""Invented results of every run, in which the paper's conclusions hold. For tests only; nothing is trained."""
 
 import math
 import re
@@ -16,7 +16,7 @@ TOP = 0.215
 
 
 def world(*, rounds: int | None = None, without: Iterable[str] = (), only: Iterable[str] | None = None) -> ResultSet:
-    """Every run of every recipe; cut at some rounds, or with some of them left out."""
+    """Return invented results of every run of every recipe, limited to some rounds or without some runs."""
     gone, kept = set(without), None if only is None else set(only)
     made = {
         name: result(run, min(run.rounds, rounds or run.rounds))
@@ -27,7 +27,7 @@ def world(*, rounds: int | None = None, without: Iterable[str] = (), only: Itera
 
 
 def moved(results: ResultSet, points: Mapping[str, float]) -> ResultSet:
-    """The same world with some runs better or worse by so many points, from the first round on."""
+    """Return the results with the accuracy of some runs changed by the given points, from the first round on."""
     runs = dict(results.runs)
     for name, by in points.items():
         rows = [{**row, "accuracy_top1": row["accuracy_top1"] + by / 100} for row in runs[name].evaluations]
@@ -36,7 +36,7 @@ def moved(results: ResultSet, points: Mapping[str, float]) -> ResultSet:
 
 
 def changed(results: ResultSet, name: str, **fields: Any) -> ResultSet:
-    """The same world with other facts about one run."""
+    """Return the results with other fields of one run."""
     return ResultSet(results.corpus, {**results.runs, name: replace(results.runs[name], **fields)})
 
 
@@ -72,7 +72,7 @@ def result(run: PaperRun, rounds: int) -> RunResult:
 
 
 def accuracy_of(run: PaperRun, at: int) -> float:
-    """Learning that slows down, less what noise and clip cost, and a little chance."""
+    """Return the accuracy after a round: a saturating curve, minus the cost of noise and clip, plus a small random term."""
     name, pace, top, clip_weight, noise_weight = run.name, 1.0, TOP, 1.0, 1.0
     late = 1 - math.exp(-at / 1500)
     if name.startswith("then-"):
@@ -107,6 +107,6 @@ def _number(text: str, pattern: str) -> float | None:
 
 
 def _histogram(accuracy: float, head: int) -> list[int]:
-    """A worse model leans on head words: one binomial, whose mean falls as accuracy rises."""
+    """Return a binomial histogram of head words, whose mean decreases with accuracy: a worse model suggests more of them."""
     share = min(0.95, {10: 0.30, 50: 0.55, 100: 0.65}[head] + 2 * (TOP - accuracy))
     return [round(10_000 * math.comb(10, i) * share**i * (1 - share) ** (10 - i)) for i in range(11)]

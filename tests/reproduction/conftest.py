@@ -1,4 +1,4 @@
-"""Exhibits of made-up results, with a quick accountant in the place of PLD, which takes seconds for Table 1."""
+"""Exhibits of invented results, with a fast accountant instead of PLD, which takes seconds for Table 1."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ def by_rdp(events: Sequence, delta: float) -> Bound:
 
 @contextlib.contextmanager
 def quick_accountant() -> Iterator[None]:
-    """`ε today` by RDP, in tests that are not about it."""
+    """Compute `ε today` by RDP in tests that do not check it."""
     recomputed.best_epsilon_today.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recomputed, "best_epsilon", by_rdp)
@@ -36,7 +36,7 @@ def quick():
 
 @pytest.fixture(scope="session")
 def published() -> dict:
-    """The first section of the page, from the published results of the private run; it takes seconds to compute."""
+    """Return the first section of the page for the published results of the private run. It takes seconds to compute."""
     content = private_run(Path(results_module.__file__).parent / "results")
     assert content is not None
     return content

@@ -1,4 +1,4 @@
-"""Batches run several steps at the same time by the clock, and bundles carry results and runs in progress elsewhere."""
+"""Batches run several steps in parallel within a time limit, and bundles pack results and runs in progress."""
 
 import shutil
 import sys
@@ -40,7 +40,7 @@ def test_every_step_of_a_batch_has_runs_and_no_run_is_trained_twice(tmp_path):
 
 
 def make_work(work: Path, names: dict[str, bool]) -> None:
-    """A work folder with runs that are complete (True) or in progress."""
+    """Create a work folder with runs that are complete (True) or in progress."""
     (work / "reviews_81").mkdir(parents=True)
     (work / "reviews_81" / "vocabulary.txt").write_text("a\n")
     (work / "ledgers").mkdir()
@@ -125,7 +125,7 @@ def test_a_small_bundle_keeps_the_models_that_other_runs_begin_from(tmp_path, ca
 
 
 def test_a_bundle_of_a_run_that_trains_can_be_restored_and_continues(run, tmp_path):
-    """As if the machine were taken away after the bundle: rounds since the newest checkpoint are charged again."""
+    """If the machine is lost after the bundle was written, rounds since the newest checkpoint are charged again."""
     work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
     for place in (work, elsewhere):
         (place / "ledgers").mkdir(parents=True)
@@ -147,7 +147,7 @@ def test_a_step_is_written_as_it_is_read(written):
 
 @pytest.fixture
 def processes(tmp_path, monkeypatch):
-    """Steps whose process writes down its name when it ends. One called "until-NAME" waits until NAME has ended."""
+    """Create steps whose process records its name when it ends. A step "until-NAME" waits until NAME has ended."""
     log = tmp_path / "log"
     log.touch()
     program = (
@@ -178,7 +178,8 @@ def test_steps_run_two_at_a_time_in_their_order_and_are_bundled_after_each(tmp_p
 
     monkeypatch.setattr(batch_module, "bundle", bundle_at_this_time)
     steps = [BatchStep("until-third"), BatchStep("fails"), BatchStep("second"), BatchStep("third"), BatchStep("last")]
-    run_batch(steps, tmp_path, bundled=tmp_path / "a.tar.gz", processes=2)  # with one at a time it would not end
+    # If steps ran one at a time, this would not end.
+    run_batch(steps, tmp_path, bundled=tmp_path / "a.tar.gz", processes=2)
     assert processes.read_text().split()[:2] == ["second", "third"]
     assert sorted(processes.read_text().split()[2:]) == ["last", "until-third"]
     assert ["second"] in ended

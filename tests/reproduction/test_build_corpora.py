@@ -16,7 +16,7 @@ LONG = " ".join(f"the word {n}" for n in range(600))
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """A git repository with files of all sources, which `CORPORA` refers to."""
+    """Create a git repository with files of all sources, and make `CORPORA` refer to it."""
     folder = tmp_path / "clone"
     pages = {
         "blogs/1.xml": f"<Blog><date>14,May,2004</date><post>{LONG}</post>"

@@ -36,7 +36,7 @@ def unheard(*words: str):
 
 
 def refused(*words: str) -> str:
-    """The refusal, which `main` prints before it exits with status 2."""
+    """Run a command that must be refused, and return the message, which `main` prints before it exits with status 2."""
     with pytest.raises(UnheardError) as refusal:
         unheard(*words)
     return str(refusal.value)
@@ -66,7 +66,7 @@ def test_the_list_says_how_far_results_are(store, tmp_path):
     plain = json.loads(unheard("list", "--scale", "smoke", "--results", str(tmp_path / "results"), "--json").output)
     told = {recipe["name"]: (recipe["done"], recipe["user_updates"]) for recipe in plain["recipes"]}
     assert (plain["results"], plain["runs"]) == ("counting (smoke)", 108)
-    assert 0 < plain["done"] < sum(done for done, _ in told.values())  # what recipes share counts once
+    assert 0 < plain["done"] < sum(done for done, _ in told.values())  # runs that several recipes share count once
     assert list(told) == [recipe.name for recipe in sorted(RECIPES.values(), key=lambda one: one.rank)]
     assert 2 * told["users-per-round"][0] == told["users-per-round"][1] > 0
     assert (told["clipping"][0], told["table-rounds"]) == (0, (0, 0))
@@ -187,7 +187,7 @@ main() if sys.argv[1] == "corpus" else run_app(app)
 
 @pytest.mark.system
 def test_running_and_synthesising_need_no_database_no_plots_and_no_word_lists(store, tmp_path):
-    """A machine with an accelerator need not have all that preparing and showing need."""
+    """A machine that only trains does not need the packages for `prepare` and `show`."""
     blocked = [sys.executable, "-c", BLOCKED]
     synth = [
         "corpus",
@@ -259,7 +259,7 @@ def test_prepare_makes_the_stores_by_role(tmp_path):
     again = unheard(*asked, "--out", str(tmp_path / "stores"))
     assert "rows read" not in again.output
     assert again.output.count("exists already") == 5
-    # another choice, or another corpus, would pass for what was asked
+    # otherwise a store with other settings or another corpus would be accepted
     out = ["--out", str(tmp_path / "stores")]
     assert "splits.held_out = 0.3, not 0.4" in refused(*asked, "--held-out", "0.4", *out)
     assert "its name is posts, not speeches" in refused("prepare", str(tmp_path / "speeches.jsonl"), *fields, *out)

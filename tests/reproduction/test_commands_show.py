@@ -1,4 +1,4 @@
-"""`python -m reproduction show` and `python -m reproduction page` by command line: what they print, write and refuse."""
+"""`python -m reproduction show` and `page` on the command line: output, files and refusals."""
 
 import json
 import sys
@@ -83,7 +83,7 @@ def test_a_mistyped_folder_of_results_is_reported(unheard, tmp_path):
 
 @pytest.mark.parametrize("width", [40, 80, 140])
 def test_no_terminal_is_too_narrow_for_a_figure_or_a_word(unheard, tmp_path, monkeypatch, width):
-    """Rich cuts off what does not fit: 7.50 would be read as 7.5."""
+    """Rich truncates text that does not fit, so 7.50 could become 7.5."""
     monkeypatch.setattr("unheard.cli.display.console._width", width)
     said = unheard("show", "table-rounds", "--results", tmp_path).out.partition("ε after")[2]
     assert said.count("187.01") == said.count("32.38") == 2

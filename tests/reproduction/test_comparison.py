@@ -1,4 +1,4 @@
-"""Two sets of results beside each other, in the terminal and on the page."""
+"""The comparison of two sets of results, in the terminal and on the page."""
 
 import json
 from dataclasses import asdict, replace
@@ -19,7 +19,7 @@ USUAL = replace(world(), folder="made-up")
 
 
 def another(by: float, **cut: int) -> ResultSet:
-    """Every run better by so many points, in a folder that says what was changed."""
+    """Write results in which every run is better by some points, in a folder that records the changed settings."""
     results = world(**cut)
     return replace(moved(results, dict.fromkeys(results.runs, by)), folder="made-up-model.tied=false")
 

@@ -1,4 +1,4 @@
-"""Every verdict: a world in which it holds, one in which it does not, one in which it cannot be told."""
+"""Every verdict, with invented results for which the paper's conclusion holds, does not hold, and cannot be decided."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ NOT_BY_RUNS = {"table-rounds"}
 BY_RUNS = [name for name in EXHIBITS if name not in NOT_BY_RUNS]
 
 BROKEN = {
-    # what the paper concluded is not so: which runs are so many points better or worse
+    # Changes of accuracy, in points by run, for which the paper's conclusion does not hold.
     "noised-vs-baseline": {f"flat-S15-sigma0.003{seed}": -1.0 for seed in ("", "-seed2", "-seed3")},
     "table-accuracy": {"flat-S15-sigma0.012": -3.0},
     "closing-the-gap": {"flat-S20-sigma0.003": -3.0, "flat-S30-sigma0.003": -3.0},
@@ -50,7 +50,7 @@ BROKEN = {
 
 
 def broken(name: str, results: ResultSet) -> ResultSet:
-    if name == "head-words":  # the best model leans on head words
+    if name == "head-words":  # the best model suggests many head words
         return changed(results, "baseline", head_words={head: [0] * 10 + [10_000] for head in ("10", "50", "100")})
     if name == "cost":
         return changed(results, "cost-C5000", seconds=10 * 3600.0)
@@ -124,7 +124,7 @@ def test_differences_within_the_spread_of_seeds_are_shown_and_decide_nothing(eve
 
 @pytest.mark.parametrize("name", ["noised-vs-baseline", "table-accuracy"])
 def test_noise_that_costs_nothing_does_not_show_what_noise_costs(name, everything):
-    """Every run at one accuracy, σ = 0.012 a hair lower: less than two seeds of one run differ by."""
+    """All runs have the same accuracy, except that σ = 0.012 is lower by less than two seeds of one run differ."""
     runs = {
         one: changed(
             everything,
@@ -171,7 +171,7 @@ def test_models_of_one_quality_cannot_show_what_quality_does(everything):
 
 
 def test_head_words_of_runs_of_very_different_length_are_not_compared(everything):
-    """They become fewer as a model learns: 1,250 users per round after 500 rounds say nothing beside 100 after 5,000."""
+    """Head words decrease during training, so 1,250 users per round after 500 rounds cannot be compared with 100 after 5,000."""
     many = "flat-S15-sigma0.012-C1250"
     leaning = changed(everything, many, head_words={head: [0] * 10 + [10_000] for head in ("10", "50", "100")})
     assert exhibit("head-words", leaning).verdict.outcome == "did not hold"
@@ -182,7 +182,7 @@ def test_head_words_of_runs_of_very_different_length_are_not_compared(everything
 
 
 def test_a_run_made_in_two_sittings_is_smoothed_as_one_made_in_one(everything):
-    """The first sitting ended at round 130, between two evaluations, and left one there."""
+    """The first part ended at round 130, between two regular evaluations, with an evaluation at its end."""
     settings = everything.runs["baseline"].settings | {"evaluation": {"every": 20}}
     once = changed(everything, "baseline", settings=settings)
     evaluations = once.runs["baseline"].evaluations
@@ -194,7 +194,7 @@ def test_a_run_made_in_two_sittings_is_smoothed_as_one_made_in_one(everything):
 
 
 def test_a_run_that_was_made_is_not_called_not_run(everything):
-    """One that was stopped says where, one too short to be evaluated says that."""
+    """The cell of a stopped run says at which round; the cell of a run too short to be evaluated says so."""
     short = changed(everything, "flat-S15-sigma0.012", rounds=2, evaluations=[])
     made = exhibit("noised-vs-baseline", short)
     assert made.verdict.sentence == "Too few rounds to be evaluated: flat-S15-sigma0.012."
@@ -291,7 +291,7 @@ def test_an_estimate_far_below_the_result_is_no_good_estimate():
 
 
 def test_a_run_of_a_few_rounds_is_marked_and_decides_nothing():
-    """5,000 users per round got to 40 rounds, far from their estimate; 1,250 went all the way, near theirs."""
+    """The run with 5,000 users per round stopped after 40 rounds, far from its estimate; that with 1,250 is complete."""
     name = "flat-S15-sigma0.003-C5000"
     short = ResultSet("made-up", {**world().runs, name: world(rounds=40).runs[name]})
     verdict = exhibit("private-for-real", moved(short, {name: 3.0})).verdict
@@ -312,7 +312,7 @@ def test_a_real_run_that_was_not_evaluated_where_its_estimate_stopped_is_no_matc
 
 
 def test_the_main_comparison_is_over_the_same_rounds_of_all_seeds():
-    """Two better seeds of the baseline stopped a little earlier: they count all the same."""
+    """Two better seeds of the baseline stopped slightly earlier, and count nevertheless."""
     better = moved(world(), {"baseline-seed2": 0.6, "baseline-seed3": 0.6})
     assert exhibit("noised-vs-baseline", better).verdict.outcome == "did not hold"
     for one in ("baseline-seed2", "baseline-seed3"):
@@ -342,7 +342,7 @@ def test_the_main_comparison_uses_the_last_common_round_although_the_noisiest_ru
 
 
 def test_rounds_that_one_clip_did_not_reach_decide_nothing():
-    """S = 20 stopped at 500 rounds: what it would have lost by 3,000 nobody knows."""
+    """S = 20 stopped after 500 rounds, so its loss after 3,000 rounds is unknown."""
     results = ResultSet("made-up", {**world().runs, "flat-S20": world(rounds=500).runs["flat-S20"]})
     assert "3,000" not in exhibit("clipping", results).verdict.sentence
     assert "3,000" in exhibit("clipping", world()).verdict.sentence
@@ -365,7 +365,7 @@ def test_a_model_that_diverges_without_a_clip_is_compared_with_its_clip_alone():
 
 
 def level(results: ResultSet, names, accuracy: float) -> ResultSet:
-    """The same world with some runs at one accuracy from the first round on."""
+    """Return the results with a constant accuracy of some runs."""
     runs = dict(results.runs)
     for name in names:
         rows = [{**row, "accuracy_top1": accuracy} for row in runs[name].evaluations]
@@ -375,7 +375,7 @@ def level(results: ResultSet, names, accuracy: float) -> ResultSet:
 
 @pytest.mark.parametrize("name", [name for name in BY_RUNS if name != "cost"])
 def test_without_learning_the_outcome_is_cannot_tell(name, everything):
-    """All differences are 0 then, and 0 is at most anything."""
+    """Without learning all differences are 0, which would satisfy every upper limit."""
     assert exhibit(name, level(everything, everything.runs, 0.0001)).verdict.outcome == "cannot tell"
 
 
@@ -395,7 +395,7 @@ def test_without_learning_the_outcome_is_cannot_tell(name, everything):
     ],
 )
 def test_a_run_that_went_astray_is_no_measure_for_others(name, gone_astray, everything):
-    """Noise costs nothing beside a baseline that has learned nothing: that is no finding about noise."""
+    """Compared with a baseline that has not learned, noise costs nothing. This says nothing about noise."""
     made = exhibit(name, level(everything, [gone_astray] if gone_astray else FROM_START.values(), 0.03))
     assert made.verdict.outcome == "cannot tell"
     assert "learned" in made.verdict.sentence
@@ -431,7 +431,7 @@ def test_an_adaptive_clip_is_compared_with_the_best_of_the_whole_sweep(everythin
 
 
 def test_a_clip_is_judged_where_its_runs_got_to_though_others_stopped_before(everything):
-    """Most of the sweep ended after 300 rounds, which are too few; S = 10 has lost two points after 3,000."""
+    """Most runs of the sweep ended after 300 rounds, which are too few; S = 10 has lost two points after 3,000."""
     short = world(rounds=300).runs
     judged = {"variable-true-average", "flat-S10", "flat-S15", "flat-S20"}
     runs = {name: run if name in judged else short[name] for name, run in everything.runs.items()}
@@ -445,7 +445,7 @@ def test_a_clip_is_judged_where_its_runs_got_to_though_others_stopped_before(eve
 
 
 def test_fedavg_that_stopped_early_decides_nothing(everything):
-    """FedSGD has 3,000 rounds, FedAvg stopped after 500 of the 1,500 that it had time for."""
+    """FedSGD has 3,000 rounds; FedAvg stopped after 500 of 1,500 rounds."""
     ahead = level(everything, ["fedsgd-flat-S2"], 0.21)
     stopped = ResultSet("made-up", {**ahead.runs, "flat-S20": world(rounds=500).runs["flat-S20"]})
     assert exhibit("fedsgd-clipping", stopped).verdict.outcome == "cannot tell"
@@ -458,7 +458,7 @@ def test_fedavg_that_stopped_early_decides_nothing(everything):
     [("fedsgd-clipping", "fedsgd-flat-S2"), ("fedsgd-noise", "fedsgd-flat-S20-sigma0.002")],
 )
 def test_half_a_point_cannot_be_seen_between_runs_that_swing_by_six(name, swings, everything):
-    """From one evaluation to the next by so much, and as good as before in the mean."""
+    """The accuracies vary by six points between evaluations, and their mean does not change."""
     rows = everything.runs[swings].evaluations
     rows = [{**row, "accuracy_top1": row["accuracy_top1"] + 0.03 * (-1) ** i} for i, row in enumerate(rows)]
     assert exhibit(name, everything).verdict.outcome == "held"
@@ -468,7 +468,7 @@ def test_half_a_point_cannot_be_seen_between_runs_that_swing_by_six(name, swings
 
 
 def test_runs_that_vary_together_can_be_distinguished(everything):
-    """With one seed both draw the same users: what a round does to one it does to the other."""
+    """Runs with the same seed draw the same users, so their accuracies vary together."""
     names = [name for name in everything.runs if name.startswith("fedsgd-flat")]
     results = everything
     for name in names:
@@ -503,14 +503,15 @@ def test_runs_never_evaluated_at_the_same_rounds_are_not_compared(everything):
     for name, run in (("fedsgd-clipping", "fedsgd-flat-S2"), ("fedsgd-noise", "fedsgd-flat-S20-sigma0.002")):
         *before, last = everything.runs[run].evaluations
         rows = [{**row, "round": row["round"] - 10} for row in before]
-        for shifted in ([*rows, {**last, "round": last["round"] - 10}], [*rows, last]):  # none in common, and one
+        # No common seed, and one common seed.
+        for shifted in ([*rows, {**last, "round": last["round"] - 10}], [*rows, last]):
             made = exhibit(name, changed(everything, run, evaluations=shifted)).verdict
             assert made.outcome == "cannot tell"
             assert "fewer than two evaluations at the same rounds" in made.sentence
 
 
 def test_one_seed_of_fedsgd_decides_no_difference_within_the_spread_of_seeds(everything):
-    """0.4 points at every evaluation are certain of these two runs, and not of FedSGD."""
+    """A difference of 0.4 points at every evaluation is certain for these two runs, but not for FedSGD in general."""
     quiet = everything.runs["fedsgd-flat-S20"].evaluations
     for cost, outcome in ((0.25, "held"), (0.40, "cannot tell"), (0.60, "cannot tell"), (0.75, "did not hold")):
         rows = [{**row, "accuracy_top1": row["accuracy_top1"] - cost / 100} for row in quiet]
@@ -531,7 +532,7 @@ def test_where_single_runs_are_compared_a_curve_is_of_one_seed(everything):
 
 @pytest.mark.parametrize("name", BY_RUNS)
 def test_exhibits_of_the_first_seed_say_so(name, everything):
-    """And what does not say so shows all of them, where there are several."""
+    """An exhibit without this note shows all seeds, if there are several."""
     told = "Of a run with several seeds, only the first is shown here."
     others = {run: 0.5 for run in everything.runs if "-seed" in run}
     before, after = exhibit(name, everything), exhibit(name, moved(everything, others))
@@ -584,7 +585,7 @@ def test_an_s_that_swings_might_be_the_best_where_2_was_seen_to_be(everything):
 
 
 def test_models_after_different_numbers_of_rounds_are_not_compared(everything):
-    """The other corpus's model was tried at its end: that must be where the others are read off."""
+    """The model of the other corpus was evaluated at its end, so the others must be read at the same round."""
     short = world(rounds=600).runs
     runs = {
         name: short[name] if "baseline" in name or "S15-sigma0.003" in name else r
@@ -598,7 +599,7 @@ def test_models_after_different_numbers_of_rounds_are_not_compared(everything):
 
 
 def test_changed_head_words_contradict_the_papers_conclusion(everything):
-    """Accuracy as before: only what 1,250 users per round suggest is another."""
+    """The accuracy is unchanged; only the suggestions of the run with 1,250 users per round differ."""
     name = "flat-S15-sigma0.012-C1250"
     counts = everything.runs[name].head_words["100"]
     moved = {**everything.runs[name].head_words, "100": [*counts[1:], counts[0]]}
@@ -615,7 +616,7 @@ def test_head_words_of_a_baseline_that_was_hardly_trained_decide_nothing(everyth
 
 
 def test_a_figure_ends_where_only_one_run_continues(everything):
-    """100 users per round are needed longer elsewhere."""
+    """The run with 100 users per round is longer, because another exhibit needs it."""
     short = world(rounds=600).runs
     runs = {name: run if name == "baseline" else short[name] for name, run in everything.runs.items()}
     curves = exhibit("users-per-round", ResultSet("made-up", runs)).figures[0].lines

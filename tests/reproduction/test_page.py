@@ -1,4 +1,4 @@
-"""The paper's page and pictures: whole from complete, partial and no results, and nothing in it that a result could break."""
+"""The page of the paper's results and its pictures, from complete, partial and no results; texts of results are escaped."""
 
 import html
 import re
@@ -58,7 +58,7 @@ def test_without_results_it_is_written_and_says_so(tmp_path):
     text = path.read_text()
     assert "The paper, not yet run" in text
     assert text.count('class="answer cannot-tell"') == 2 * (len(EXHIBITS) - 1)
-    assert ">187.01<" in text  # Table 1 is whole
+    assert ">187.01<" in text  # Table 1 is complete
     assert 'class="plot"' not in text
 
 
@@ -192,7 +192,7 @@ def test_the_results_in_the_repository_give_the_published_counts():
     )
     assert grown.runs.keys() < set(RUNS)  # the sweeps of Figures 9 to 12 have runs that are not trained yet
     _, runs = (table.rows for table in comparison_tables(grown, put_back))
-    assert max(float(row[-1].replace("−", "-")) for row in runs) == 0  # no run is better with vectors put back
+    assert max(float(row[-1].replace("−", "-")) for row in runs) == 0  # no run is better with rescaled vectors
 
 
 def test_the_page_opens_with_the_private_run_and_its_registered_rules(published):

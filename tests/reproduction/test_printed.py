@@ -1,6 +1,6 @@
-"""What the paper prints, as data: its figures fit each other, and what we compute fits them.
+"""The paper's printed figures as data: they are consistent with each other and with what the package computes.
 
-That each epsilon comes out to its digits is tests/privacy/test_accountants_moments.py.
+tests/privacy/test_accountants_moments.py checks each epsilon to its printed digits.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Verdicts of the private run and of Table 2 on made-up results: each rule can hold, fail and stay open."""
+"""Verdicts about the private run and Table 2 on invented results: each rule can hold, fail, or stay undecided."""
 
 import json
 import shutil
@@ -23,13 +23,13 @@ USERS, TARGETS = 4000, 60
 
 @pytest.fixture(autouse=True)
 def few_resamples(request, monkeypatch):
-    """Intervals of made-up runs (all that are in a temporary folder) come from a tenth of the resamples."""
+    """Use a tenth of the resamples for intervals of invented runs, which are in a temporary folder."""
     if "tmp_path" in request.fixturenames:
         monkeypatch.setattr(bootstrap, "RESAMPLES", 200)
 
 
 def make_run(folder: Path, at: dict[int, float], rounds: int = 5000) -> None:
-    """A run whose accuracy (in percent) goes linearly through some points; hits per user follow the last."""
+    """Write a run whose accuracy (in percent) is linear between some points. Hits per user match the last accuracy."""
     folder.mkdir(parents=True)
     marks = [*range(100, rounds, 100), rounds]
     values = np.interp(marks, list(at), list(at.values())) / 100
@@ -106,7 +106,7 @@ def test_one_repetition_of_the_private_run_decides_only_far_from_the_threshold(t
 
 
 def test_a_repetition_in_progress_is_a_missing_repetition(tmp_path):
-    """It neither decides nor keeps the complete ones from deciding, and three complete ones are no longer preliminary."""
+    """It does not count, and does not prevent a decision by complete runs. With three of these it is not preliminary."""
     for number in (1, 2, 3):
         make_run(tmp_path / f"baseline-C5000-seed{number}", flat(25 + 0.04 * number))
         suffix = "" if number == 1 else f"-repetition{number}"
@@ -124,7 +124,7 @@ def test_a_repetition_in_progress_is_a_missing_repetition(tmp_path):
 
 
 def test_epsilon_is_that_of_the_rounds_that_were_charged(tmp_path):
-    """Rounds that were done again after a stop are in it."""
+    """It includes rounds that were repeated after a stop."""
     make_run(tmp_path / "private", flat(25))
     once = private_results.spent([tmp_path / "private"], 3.4e-7, "rdp")
     lines = (tmp_path / "private" / "ledger.jsonl").read_text().splitlines()
@@ -155,7 +155,7 @@ def test_figures_4_and_8_are_shown_when_their_runs_exist(tmp_path):
 
 
 def make_trades(place: Path, levels: dict[float, float], then: dict[float, float], apart: float = 0.02) -> None:
-    """Runs of Figures 8 and 4 with these accuracies, three seeds each."""
+    """Write runs of Figures 8 and 4 with these accuracies, three seeds each."""
     for seed in (1, 2, 3):
         for prefix, rounds, at in (("trade", 4885, levels), ("then", 6000, then)):
             for norm, level in at.items():
@@ -248,7 +248,7 @@ def test_the_best_S_is_chosen_and_the_smaller_of_two_equal_ones(tmp_path):
 
 
 def test_the_published_report_and_the_first_pages_state_the_results():
-    """The report is written by the command that it names; README and first page have the figures of the private run."""
+    """The report equals the output of the command that it names. README and first page have the private run's figures."""
     root = Path(private_run.__file__).parent.parent
     published = (root / "benchmarks" / "results" / "2026-11-16-h200-private-run.md").read_text(encoding="utf-8")
     assert published == private_report.report(), "run python -m reproduction.private_report --out THAT_FILE"
@@ -329,7 +329,7 @@ def test_the_bigram_is_counted_on_all_training_users(tmp_path):
 
 
 def test_hits_are_counted_like_accuracy_on_users_and_on_random_posts():
-    """With sentence ends and without, on whole users and on posts: the counts are those of `evaluate`."""
+    """With and without sentence ends, on whole users and on posts: the counts equal those of `evaluate`."""
     model = TiedLSTM(vocabulary_size=12, embedding_size=4, hidden_size=6)
     words = ["<bos>", "<eos>", "<unk>", ",", *"abcdefgh"]
     params_P = model.initial(1) * 2
@@ -346,7 +346,7 @@ def test_hits_are_counted_like_accuracy_on_users_and_on_random_posts():
 
 
 def test_random_posts_stand_beside_the_users_with_an_interval(published):
-    """The published models were measured on the paper's kind of test set."""
+    """The published models were also measured on random posts, like the paper's test set."""
     table = published["accuracy"]
     assert [row[0] for row in table.rows] == ["private", "without privacy", "difference, points"]
     assert not any("not measured" in cell for row in table.rows for cell in row)

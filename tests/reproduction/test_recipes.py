@@ -1,4 +1,4 @@
-"""Recipes as data: what each run means, what it shares, in which order and in whose company it is made."""
+"""Recipes as data: the settings of each run, shared runs, and the order and groups in which runs are trained."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -201,7 +201,7 @@ def test_a_schedule_says_order_rounds_runs_and_time(tmp_path):
         "then-flat-S10-sigma0.006",
         "flat-S10",
         "flat-S15",
-    ]  # the parent comes along
+    ]  # the parent run is included
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_the_half_hours_schedule_leaves_no_run_out():
     assert {job.run.name for job in jobs} == set(RUNS)
     half_an_hour = 30 * 60 * 4_250
     assert sum(FULL.updates(job.run, job.rounds) for job in jobs) < half_an_hour
-    # far enough for the rules, but for 5,000 users per round and what is only timed
+    # enough rounds for the rules, except for 5,000 users per round and for runs that are only timed
     assert {job.run.name for job in jobs if job.rounds < TRAINED} == {
         "flat-S15-sigma0.003-C5000",
         "cost-C1250",

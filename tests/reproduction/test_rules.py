@@ -1,4 +1,4 @@
-"""The pre-registered rules: complete, consistent with each other, and equal to the page that people read."""
+"""The pre-registered rules: complete, consistent with each other, and equal to the page rules.md."""
 
 import tomllib
 

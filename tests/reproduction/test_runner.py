@@ -1,4 +1,4 @@
-"""Running the paper: everything once in its tiny form, what is stopped or killed goes on, what is kept holds no text."""
+"""Running the recipes: all in their tiny form, stopped or killed runs continue, and results contain no text."""
 
 import json
 import shutil
@@ -54,13 +54,13 @@ def test_a_kill_on_a_cpu_costs_few_rounds(store, tmp_path):
 
 @pytest.fixture(scope="module")
 def everything(store, tmp_path_factory):
-    """All recipes in their tiny form, each role on the same small store."""
+    """Run all recipes in their tiny form, with the same small store for each role."""
     place = workplace(store, tmp_path_factory.mktemp("all"), SMOKE, CORPORA)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
             accountants, "WIDEST_GRID", 0.0
         )  # epsilons by RDP alone: PLD takes a second for each of sixty runs
-        # Parts of a statement that no result holds: epsilon by delta, and epsilon if a user is replaced.
+        # Parts of a statement that are not in the results: epsilon by delta, and epsilon for a replaced user.
         patched.setattr(statement, "_curve", lambda *_: [])
         patched.setattr(budget, "replace_one_epsilon", accountants.best_epsilon)
         return place, list(run_steps(place, steps_by_rank(["all"])))
@@ -100,13 +100,13 @@ def test_a_result_has_all_that_exhibits_need(everything):
     assert private.settings["noise"] == {"kind": "gaussian", "noise_std": 0.003}
     assert results["other-baseline"].accuracy_elsewhere["main"]["accuracy_top1"] >= 0
     assert baseline.accuracy_elsewhere == {}
-    # the same text in both roles: elsewhere is what it is here
+    # both roles have the same text, so both accuracies are equal
     here = results["other-baseline"].evaluations[-1]["accuracy_top1"]
     assert results["other-baseline"].accuracy_elsewhere["main"]["accuracy_top1"] == here
 
 
 def test_hits_of_every_held_out_user_are_kept_for_the_bootstrap(everything, store):
-    """Of all held-out users, also where the evaluations of a run use fewer."""
+    """The hits are of all held-out users, even if the evaluations of a run use fewer."""
     place, _ = everything
     for run in distinct(RECIPES.values()):
         counts = load(place.results / run.name)
@@ -136,7 +136,7 @@ def test_a_run_after_another_begins_from_its_last_model(everything):
         assert first.state.round == 0
         assert torch.equal(first.state.params_P, model_of(place, parent, run.model))
         assert read_runs(place.results)[name].settings["training"]["init_from"] == f"{parent} after 2 rounds"
-    # what the first model cost its users is charged to what came of it, unless they were other people
+    # A run that starts from a model includes its cost, unless that model was trained on other users.
     assert len(Ledger.read(place.folder("then-flat-S10-sigma0.006").ledger)) == 4
     assert len(Ledger.read(place.folder("after-public-flat-S15-sigma0.003").ledger)) == 2
 
@@ -168,7 +168,7 @@ def _job(name: str):
 
 
 class Clock:
-    """A second goes by whenever somebody looks."""
+    """A clock that advances by one second at each reading."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -312,7 +312,7 @@ def test_a_lost_work_folder_is_made_again_where_others_begin_from_it(store, tmp_
     first = Step(recipes=("trade-offs-adjusted",), runs=("flat-S20-sigma0.012",))
     list(run_steps(place, [first]))
     shutil.rmtree(place.work)
-    # The store remembers the ledgers of the experiments, which are gone too.
+    # The store has a record of the ledgers of the experiments, which are deleted too.
     (store.path / RECORD).write_text(json.dumps(NO_LEDGERS))
     assert list(run_steps(place, [first])) == []
     list(run_steps(place, [Step(recipes=("trade-offs-adjusted",), runs=("then-flat-S10*",))]))
@@ -320,7 +320,7 @@ def test_a_lost_work_folder_is_made_again_where_others_begin_from_it(store, tmp_
 
 
 def test_a_run_that_began_from_an_earlier_state_of_another_is_named(store, tmp_path):
-    """Three rounds to try it, then a thousand: it would go on from the model after three, and its name does not say so."""
+    """After a trial of three rounds and a full run of a thousand, a child would still start from the model after three."""
     place = workplace(store, tmp_path)
     step = Step(recipes=("trade-offs-adjusted",), runs=("flat-S20-sigma0.012", "then-flat-S10*"))
     list(run_steps(place, [step], cap=2))

@@ -103,7 +103,7 @@ def test_the_sum_of_a_cohort_and_what_is_measured_after_it_are_those_of_a_plain_
     for user in users:
         ids, begins = plain.own_numbers(user.tokens, store.vocabulary)
         summed += model.layout.join(plain.delta(start, ids, begins, run.plan.update, 0.4)).double()
-    if train == "all":  # float64 on both sides: what is left is the truncation to the grid, below a unit for each user
+    if train == "all":  # float64 on both sides: only the truncation to the grid differs
         assert (fast - summed).abs().max() <= len(users) * total.grid
     assert (fast - summed).norm() / summed.norm() < 1e-4
 
