@@ -22,7 +22,7 @@ from unheard.updates.user_update import User
 from ..conftest import ManyAtOnce, counting_user
 
 LENGTHS = (90, 1, 0, 2, 33, 11, 57)
-"""Longer than a batch, a few windows, one target, one token, none at all."""
+"""Tokens per user: more than a batch, a few windows, one target, one token, and none."""
 
 FAST = [VectorisedEngine, ManyAtOnce, StackedEngine]
 every_fast_engine = pytest.mark.parametrize("fast", FAST)

@@ -120,7 +120,7 @@ def test_a_suggestion_of_the_second_model_can_be_taken_too(keyboard):
     settled(page)  # a suggestion for "to" is not taken after "tom"
     page.locator(".strip.model-1 .suggestion:has-text('tomorrow')").click()
     assert page.locator("#text").input_value() == "tomorrow "
-    assert page.evaluate("document.activeElement.id") == "text"  # typing goes on
+    assert page.evaluate("document.activeElement.id") == "text"  # typing continues
 
 
 def test_the_cursor_can_go_back_and_suggestions_go_with_it(keyboard):

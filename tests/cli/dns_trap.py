@@ -21,7 +21,7 @@ ADDRESS = ("127.0.0.1", 53)
 NO_SUCH_NAME = 0x8183  # the flags of an answer: response, recursion desired and available, status NXDOMAIN
 HEADER_BYTES = 12
 CONFIGURATION = {"/etc/resolv.conf": "nameserver 127.0.0.1\n", "/etc/nsswitch.conf": "hosts: files dns\n"}
-"""The second one matters where a resolver outside the namespace would be asked by a Unix socket (systemd-resolved)."""
+"""The system files that are replaced. nsswitch.conf prevents queries over a Unix socket (systemd-resolved)."""
 
 
 def start_loopback() -> None:

@@ -35,9 +35,9 @@ USERS, WORDS = (
 )
 KEYBOARD_PORT = 8123
 TELEMETRY_SECONDS = 12
-"""How long the process lives after it has imported onnxruntime: version 1.31.1 first looks up its telemetry host after 9 s."""
+"""Seconds for which the process runs after importing onnxruntime. Version 1.31.1 looks up its telemetry host after 9 s."""
 LOOKED_UP = "telemetry.example.com"
-"""Looked up after the last command: a log without this name comes from a trap that did not work."""
+"""A name that is looked up after the last command. If it is not in the log, queries were not logged."""
 
 FIELDS = "--user-field who --text-field said"
 SMALL = (
@@ -85,7 +85,7 @@ NODES = [
     COMMANDS[2],
     f"train run.toml --out nodes --on flower --supernodes 2 --set clip.norm=0.1 {SMALL} {MUCH_NOISE}",
 ]
-"""Its own list, since the processes of Flower and Ray take as long as all other commands."""
+"""A separate list, because the processes of Flower and Ray take as long as all other commands."""
 
 
 def write_inputs() -> None:
@@ -123,7 +123,7 @@ def look_around() -> None:
 
 
 WHILE_IT_SERVES: dict[str, Callable[[], None]] = {"keyboard": open_keyboard, "watch live": look_around}
-"""By how the command begins: what to wait for before Ctrl-C ends it."""
+"""By prefix of the command: a function that returns when the command may be ended by Ctrl-C."""
 
 
 def stop_after(wait: Callable[[], None]) -> None:

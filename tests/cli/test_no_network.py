@@ -22,8 +22,8 @@ pytestmark = pytest.mark.system
 
 HERE = Path(__file__).parent
 KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG")
-"""Nothing else of the environment: neither the switches that unheard sets itself, nor the variables by which a dependency sees that
-it runs in continuous integration and keeps silent."""
+"""The only environment variables of the commands. Others could switch telemetry off: those that unheard sets itself, and
+those by which a dependency detects continuous integration."""
 
 
 def unshare() -> list[str]:

@@ -110,24 +110,24 @@ PREPARE = {
     "--vocab-language de": {"vocabulary.language": "de"},
     "--shards 7": {"shards": 7},
 }
-"""By options: the values of the preparation that follow."""
+"""The values of the `Preparation` that each option changes."""
 PRIVATE = {
     "--vocab-epsilon 2.5": {"vocabulary.epsilon": 2.5},
     "--vocab-delta 3e-9": {"vocabulary.delta": 3e-9},
     "--vocab-words-per-user 7": {"vocabulary.words_per_user": 7},
     "--vocab-size 7": {"vocabulary.size": 7},
 }
-"""The same beside `--vocab private`."""
+"""The values that each option changes, given together with `--vocab private`."""
 BUILD = {
     "--memory 2": {"memory_bytes": 2 << 30},
     "--workers 7": {"backend.workers": 7},
     "--user-map map.csv": {"user_map": "map.csv"},
     "--continues earlier": {"continues": "earlier"},
 }
-"""By options: other arguments of `build_store`."""
+"""The other arguments of `build_store` that each option changes."""
 ELSEWHERE = {"--out", "--format", "--tokens", "--vocab", "--vocab-corpus", "--canaries", "--engine", "--master"}
 ELSEWHERE |= {"--log-file"}
-"""Options with tests of their own."""
+"""Options that other tests check."""
 
 
 def test_each_option_of_prepare_decides_its_own_value_and_no_other(tmp_path, monkeypatch, asked_of):

@@ -266,7 +266,7 @@ def test_a_private_vocabulary_has_common_words_only_and_its_events_in_the_store(
     rows = [{"who": f"u{i}", "what": f"common words own{i}", "when": 0} for i in range(3000)]
     # every held-out user writes one word more: if they had votes, some 300 / 2 of them would carry it over the threshold
     rows += [{"who": r["who"], "what": "elsewhere", "when": 1} for r in rows if rule.split_of(r["who"]) == "held_out"]
-    choice = PrivateVocabulary(epsilon=2.0, delta=1e-10)  # 2,700 users with a word of their own: none slips through
+    choice = PrivateVocabulary(epsilon=2.0, delta=1e-10)  # 2,700 users with a word of their own: none is released
     done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), vocabulary=choice, shards=3, splits=rule)
     # votes: 2,700 / sqrt(3) = 1,559 against a threshold far below: released but for a chance below e^-1000
     assert sorted(done.store.vocabulary.words[3:]) == ["common", "words"]

@@ -17,7 +17,7 @@ from unheard.training.checkpoint import newest_checkpoint
 from unheard.training.loop import train
 
 Tamper = Callable[[int, Packet, Packet], Packet | None]
-"""What becomes of one node's answer: (node, request, answer) to another answer, or None if it is lost."""
+"""A function of (node, request, answer) that returns the answer that arrives; None if it is lost."""
 
 
 class LocalNetwork:

@@ -37,7 +37,7 @@ MAY_CHANGE = {
     *("training.rounds", "training.checkpoint_every", "training.keep_checkpoints"),
     *("corpus.path", "model.path", "privacy.ledger"),
 }
-"""What may be another value when a run is resumed, besides the table [engine]."""
+"""Settings that may change when a run is resumed, besides the table [engine]."""
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_the_recursion_is_the_inverse_of_the_dense_matrix(rounds, separation, st
 
 @pytest.mark.parametrize("matrix", [BANDED, BLT], ids=["banded", "blt"])
 def test_the_covariance_of_a_hundred_thousand_runs_is_that_of_the_inverse(matrix):
-    runs = 100_000  # each coordinate is a run of its own
+    runs = 100_000  # each coordinate is an independent run
     noise = noise_of(matrix, np.random.default_rng(1).normal(size=(8, runs)))
     inverse = np.linalg.inv(dense(matrix, 8)) * matrix.sensitivity()
     expected = inverse @ inverse.T

@@ -175,7 +175,7 @@ def test_words_of_different_blocks_have_noise_of_their_own(tmp_path, monkeypatch
 
 
 PAID = [Gaussian(noise_multiplier=3.3), FailureProbability(delta=1.2e-5)]
-"""The price of another store's words."""
+"""The events that the vocabulary of another store cost."""
 SOURCES = {
     "public": lambda folder: PublicVocabulary(size=50),
     "file": word_list,

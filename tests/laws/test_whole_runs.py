@@ -69,7 +69,7 @@ EVENTS = {
     "second": [*VOCABULARY, *VOCABULARY, *FIRST, *SECOND],
     "selected": [*VOCABULARY, SELECTION],
 }
-"""The events of each run's ledger. A run that starts from another pays for all of that one's."""
+"""The events of each run's ledger. A run that starts from another run includes all events of that run."""
 
 
 def claimed(name, delta):

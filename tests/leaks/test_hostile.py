@@ -269,7 +269,7 @@ STORES = {
 @pytest.mark.parametrize("case", STORES)
 def test_a_hostile_store_is_refused_and_nothing_is_made(folder, unheard_command, case):
     STORES[case](folder / "corpus")
-    write_digests(folder / "corpus")  # by whoever damaged the store
+    write_digests(folder / "corpus")  # as an attacker would do
     done = unheard_command(
         *("train", folder / "r" / "run.toml", "--out", folder / "new", "--set", "sampling.users_per_round=60")
     )

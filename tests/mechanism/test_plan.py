@@ -140,7 +140,7 @@ EITHER = {
     unheard.MinSeparationSampling: {"users_per_round": 5.0, "separation": 3},
     unheard.PerLayerClip: {"norm": 1.0, "norms": {"weight": 1.0}},
 }
-"""Parts of which one of two values must be given: with both, one of them would be ignored without a word."""
+"""Parts that need exactly one of two values. If both were accepted, one of them would be ignored silently."""
 
 
 @pytest.mark.parametrize("part", EITHER, ids=lambda part: part.__name__)

@@ -49,7 +49,7 @@ def test_no_delta_is_below_the_exact_one(z, rounds, grid):
 
 @pytest.mark.parametrize("relation", [NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE])
 def test_a_cached_round_composes_as_in_the_library(relation):
-    """The library builds the loss of a round anew for each length; only the allowance for rounding errors differs."""
+    """The library recomputes the loss of a round for each number of rounds; only the allowance for rounding errors differs."""
     rounds, release = PoissonGaussian(sampling_prob=0.2, noise_multiplier=2.0), Gaussian(noise_multiplier=3.0)
     for length in (2, 7):
         library = PLDAccountant(relation, value_discretization_interval=1e-2)

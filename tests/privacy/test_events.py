@@ -134,7 +134,7 @@ AGAINST_SERVER = {
     NonPrivate(reason="no noise"): NonPrivate,
     Selection(**ROUND, rounds=3, mean_trials=2.0, drawn_from="geometric"): NonPrivate,
 }
-"""What an event of each kind is to a server that knows who was drawn: only the nodes' own noise hides users from it."""
+"""The event of each kind against a server that knows which users were drawn. Only noise of the nodes counts."""
 
 
 def test_only_noise_of_the_nodes_and_releases_before_training_are_private_against_the_server():

@@ -42,7 +42,7 @@ HANDED_ON = (MAKERS - {"Generator", "Random", "seed", "groups_key", "noise_key",
     "permutation",
     "binomial",
 }
-"""Names that mean a draw also where they are handed on uncalled, to a thread or as a default."""
+"""Names that also count as a draw if they are passed on without a call, to a thread or as a default."""
 
 
 def draws_of(path: Path) -> set[str]:

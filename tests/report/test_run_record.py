@@ -102,7 +102,7 @@ def test_every_other_run_on_the_same_users_is_named(tmp_path):
         population.register(name, {"name": name}, num_charged=0)
         population.settle(name, [PoissonGaussian(sampling_prob=1.0, noise_multiplier=5.0)])
     population.register("not begun", {"name": "not begun"}, num_charged=0)
-    for corpus in ("own", "joined"):  # the words of its own store are part of each run, those of another store are not
+    for corpus in ("own", "joined"):  # only the vocabulary of its own store counts for a run
         population.register(vocabulary_run(corpus), {"name": f"words, {corpus}"}, num_charged=0)
         population.settle(vocabulary_run(corpus), [Gaussian(noise_multiplier=5.0)])
     for name in "abcd":

@@ -55,7 +55,7 @@ def test_the_list_says_how_far_results_are(store, tmp_path):
     assert "baseline-C300: 1 of 2 rounds" in done.output
     shown = unheard("list", "--scale", "smoke", "--results", str(tmp_path / "results" / "counting-smoke")).output
     lines = {name: line for line in shown.splitlines() for name in RECIPES if line.startswith(f"{name} ")}
-    assert "…" not in shown  # nothing is cut, however narrow
+    assert "…" not in shown  # nothing is truncated at any width
     assert "50%" in lines["users-per-round"]
     above = unheard("list", "--scale", "smoke", "--results", str(tmp_path / "results")).output
     assert "how far they are on counting (smoke)" in " ".join(above.split())

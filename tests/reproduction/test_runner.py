@@ -437,7 +437,7 @@ def test_pending_work_of_the_first_turn_is_not_counted_in_the_second():
     pace.begin()
     pace.count(0, 50)
     assert pace.is_first_turn
-    now[0] = 7.0  # until then the device was at work on what it had been given
+    now[0] = 7.0  # until then the device was busy with earlier work
     pace.settled()
     now[0] = 9.0
     pace.count(0, 50)

@@ -1,4 +1,4 @@
-"""The secret state of correlated noise: written before its charge, recomputed to the bit, never reused, deleted at the end."""
+"""The secret state of correlated noise: written before its charge, recomputed exactly, never reused, deleted at the end."""
 
 import json
 import shutil
@@ -300,7 +300,7 @@ def test_after_a_kill_the_noise_before_it_is_recomputed_to_the_bit_and_two_attem
     assert indices(folder) == list(range(7))
     assert not np.isin(used, again).any()
     c = Ledger.read(folder / "ledger.jsonl").facts["correlated_noise"]["coefficients"]
-    own = again + c[1] / c[0] * used  # what is left is z of its own key
+    own = again + c[1] / c[0] * used  # the rest is the z of its own key
     assert abs(np.corrcoef(used, own)[0, 1]) < 5 / np.sqrt(len(used))
 
 
@@ -690,7 +690,7 @@ def test_charges_that_are_not_one_after_the_other_are_an_error_or_no_mechanism(i
 
     assert noise_state.mechanism_start([entry(0), entry(1), entry(0), entry(1), entry(2)], 0) == 2
     entries = [entry(index) for index in indices]
-    if indices[0]:  # the charge that began it is missing: nothing goes on from here
+    if indices[0]:  # the charge that began it is missing: the run cannot continue
         assert noise_state.mechanism_start(entries, 0) == len(entries)
     else:
         with pytest.raises(LedgerError, match="not in order"):

@@ -228,7 +228,7 @@ def test_out_of_memory_in_a_run_charges_every_round_once_and_gives_the_same_mode
             raise torch.OutOfMemoryError("made by a test")
 
     def trained(name):
-        shutil.copytree(corpus, tmp_path / name)  # of its own: it is charged
+        shutil.copytree(corpus, tmp_path / name)  # a copy, because it is charged
         run = run_of(tmp_path / name, model_of(llama, "lora"), training=training)
         list(unheard.train(run, tmp_path / f"run-{name}"))
         models.append(unheard.Released.open(tmp_path / f"run-{name}").params_P)

@@ -22,7 +22,7 @@ from .conftest import model_of, run_of
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, base, corpus):
     folder = tmp_path_factory.mktemp("runs")
-    shutil.copytree(corpus, folder / "corpus")  # of its own: it is charged
+    shutil.copytree(corpus, folder / "corpus")  # a copy, because it is charged
     run = run_of(folder / "corpus", model_of(base, "lora"), training=unheard.Training(rounds=1))
     for _ in unheard.train(run, folder / "lora"):
         pass

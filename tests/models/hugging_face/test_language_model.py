@@ -25,7 +25,7 @@ ROWS = torch.arange(5, 25)[None]
 def trained(tmp_path_factory, llama, corpus):
     """Train a Llama with LoRA. Only the noise moves the model away from the base."""
     folder = tmp_path_factory.mktemp("runs")
-    shutil.copytree(corpus, folder / "corpus")  # of its own: it is charged
+    shutil.copytree(corpus, folder / "corpus")  # a copy, because it is charged
     run = run_of(folder / "corpus", model_of(llama, "lora"), training=unheard.Training(rounds=1))
     for _ in unheard.train(run, folder / "lora"):
         pass
