@@ -127,7 +127,7 @@ def whole_rounds(model, choice, users: list[int], bands: int, until: float, popu
 
 
 def draw_for_all(users_per_round: int):
-    """Return a replacement of `PoissonSampling.draw` that draws the cohorts of `poisson` with the original method."""
+    """Return a function for `PoissonSampling.draw` that always draws `users_per_round` expected users of the store."""
     real = unheard.PoissonSampling.draw
     sampler = unheard.PoissonSampling(users_per_round=users_per_round)
     return lambda self, num_users, population, rng: real(sampler, num_users, num_users, rng)

@@ -109,7 +109,7 @@ def model_hash(out: Path) -> str:
 
 
 def timed_total(seconds: list[float]) -> None:
-    """Patch secure aggregation: from now on the server appends the processor seconds of removing masks to `seconds`."""
+    """Patch secure aggregation so that each sum of the server appends its processor seconds to `seconds`."""
     before = secure_aggregation.Session.total
 
     def timed(session):

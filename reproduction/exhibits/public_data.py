@@ -64,7 +64,7 @@ FROM_PUBLIC = f"after-public-{PRIVATE}"
 
 
 def public_start(draft: Draft) -> Ruling:
-    """Not in the paper: private rounds needed for the same accuracy, from scratch and from the public model.
+    """Compare the private rounds needed for the same accuracy from scratch and from the public model (not in the paper).
 
     The rule uses the accuracy of the run from scratch at the last round that both runs completed.
     """

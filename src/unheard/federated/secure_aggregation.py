@@ -343,7 +343,7 @@ class Party:
             raise NodeError(f"Secure aggregation needs at least {FEWEST} parties and a majority as its threshold.")
         # DP: a key that stands for two peers would give two shares to one party.
         if len({keys["encryption"] for keys in peers.values()}) < len(peers):
-            raise NodeError("Two parties of secure aggregation have one key.")
+            raise NodeError("Two parties of secure aggregation have the same key.")
         numbers = sorted(int(number) for number in peers)
         shares = [create_shares(self._seed(name), t, len(numbers)) for name in ("pairwise", "self")]
         encrypted: dict[str, str] = {}
