@@ -250,7 +250,7 @@ def test_a_node_refuses_few_peers_a_low_threshold_and_doubled_keys():
     session, parties = begun(4)
     peers = dict(session.share_request(0)["peers"])
     peers["3"] = peers["2"]
-    with pytest.raises(NodeError, match="one key"):
+    with pytest.raises(NodeError, match="the same key"):
         parties[0].share(session.name, 0, peers, 3)
     session, parties = begun(4)
     peers = {**session.share_request(0)["peers"], "0": session.keys[1]}
