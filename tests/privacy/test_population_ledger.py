@@ -61,6 +61,19 @@ def test_a_round_is_charged_to_the_population_before_the_runs_own_ledger(path, t
     assert len(account) == 0
 
 
+def test_the_hash_that_a_checkpoint_holds_confirms_no_guess_about_the_text(path):
+    population = PopulationLedger.open(path, {})
+    before = population.position["head"]
+    population.register("r", {"store": "the digest of the text"}, num_charged=0, is_new=True)
+    guessed = {"began": {"run": "r", "facts": {"store": "the digest of the text"}, "held": 0}}
+    line = path.read_bytes().splitlines()[-1]
+    assert population.position["head"] not in (chain.seal(guessed, before)[1], before)
+    secret = chain.unseal(line, before)[0]["once"]
+    population.register("r", {"store": "the digest of the text"}, num_charged=0, is_new=True)
+    assert len(secret) == 32  # 128 bits, new for each run
+    assert secret.encode() not in path.read_bytes().splitlines()[-1]
+
+
 def test_a_charge_is_synced_before_it_returns(path, tmp_path, monkeypatch):
     account, synced, real = begun(tmp_path, opened(path)), [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_ino), real(fd))[1])

@@ -14,7 +14,7 @@ earlier results (Dwork, Rothblum and Vadhan 2010; for a run that is stopped when
 
 Each line of the file (format: `ledger.py`) after the header is one of
 
-    {"began": {"run": ..., "facts": ..., "held": n}}                  a run began
+    {"began": {"run": ..., "facts": ..., "held": n}, "once": ...}     a run began; the facts hold a digest of the text
     {"run": ..., "position": n, "event": {...}, "once": ...}          an event, at its position in the run's ledger
     {"budget": {"epsilon": ..., "delta": ..., "orders": [...], ...}}  the budget of all runs; the newest one counts
     {"moved": {"to": path}}                                           this ledger was joined to another one
@@ -220,7 +220,10 @@ class PopulationLedger:
         """
         with self._up_to_date():
             if is_new or run not in self.runs:
-                self._write({"began": {"run": run, "facts": dict(facts), "held": num_charged}})
+                began = {"run": run, "facts": dict(facts), "held": num_charged}
+                # DP: a checkpoint holds the hash of this line, and the line holds a digest of the users' text; without
+                # a secret number a reader of the checkpoint could test guesses about that text.
+                self._write({"began": began, "once": secrets.token_hex(16)})
 
     def settle(self, run: str, entries: Sequence[Entry | Event]) -> int:
         """Charge the entries of a run's own ledger that are missing here, for example after a copy of the store.
