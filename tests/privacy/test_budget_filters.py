@@ -163,6 +163,15 @@ def test_the_claim_after_more_rounds_is_known_before_they_are_trained(rounds):
             )
 
 
+def test_the_claim_that_is_announced_with_new_noise_is_that_of_a_second_mechanism():
+    plan = facts(20, phases=((0, _attempt(0)),))
+    entries = [Entry(event=_attempt(i), round=i, hash="") for i in range(6)]
+    second = [Entry(event=_attempt(i), round=6 + i, hash="") for i in range(24)]
+    expected = claim_of_run(plan, [*entries, *second], DELTA).epsilon
+    assert claim_after(plan, entries, DELTA, 30, new_noise=True).epsilon == expected
+    assert claim_after(plan, entries, DELTA, 30).epsilon <= expected
+
+
 def _attempt(index):
     return CorrelatedGaussian(sampling_prob=0.2, noise_multiplier=6.0, block=4, index=index)
 

@@ -16,7 +16,7 @@ import unheard
 from unheard.audit import verification
 from unheard.audit.verification import verify
 from unheard.corpus.store import TokenStore, write_store
-from unheard.errors import BudgetExceeded, CheckpointCorrupt, LedgerError
+from unheard.errors import BudgetExceeded, CheckpointCorrupt, InvalidValue, LedgerError
 from unheard.mechanism import correlated
 from unheard.mechanism import noise as noise_module
 from unheard.mechanism.sampling import CyclicPoissonSampling
@@ -93,11 +93,15 @@ def quick_statements(monkeypatch):
         monkeypatch.setattr(verification, "best_epsilon", lambda *_: Bound(epsilon=1.0, accountant="rdp"))
 
 
-def go(run: unheard.Run, folder: Path, *, stop: int | None = None, rounds: int | None = None) -> list[int]:
+def go(
+    run: unheard.Run, folder: Path, *, stop: int | None = None, rounds: int | None = None, new_noise: bool = False
+) -> list[int]:
     """Start or resume the run, and stop after a round."""
     is_there, seen = folder.exists(), []
     reports = (
-        unheard.resume(folder, engine=ENGINE, rounds=rounds) if is_there else unheard.train(run, folder, engine=ENGINE)
+        unheard.resume(folder, engine=ENGINE, rounds=rounds, new_noise=new_noise)
+        if is_there
+        else unheard.train(run, folder, engine=ENGINE)
     )
     for report in reports:
         seen.append(report.round)
@@ -322,12 +326,32 @@ def test_groups_follow_the_attempt_and_not_the_round(place, monkeypatch):
     assert len({key for _, key in drawn}) == 1  # the groups stay fixed for the mechanism
 
 
-def test_lost_state_ends_the_mechanism_and_the_new_one_is_charged(place, caplog):
+@pytest.mark.parametrize("lost", ["noise", "noise/keys.jsonl"])
+def test_a_state_that_is_missing_is_an_error_and_nothing_is_charged(lost, place):
+    folder = place / "r"
+    go(run_of(place), folder, stop=3)
+    shutil.move(folder / lost, place / "lost")
+    for rounds in (None, ROUNDS + 1):
+        with pytest.raises(CheckpointCorrupt, match=r"keys.jsonl is missing.*--new-noise"):
+            go(run_of(place), folder, rounds=rounds)
+    assert indices(folder) == [0, 1, 2]
+    shutil.move(place / "lost", folder / lost)
+    go(run_of(place), folder)
+    assert indices(folder) == [0, 1, 2, 3, 4]
+
+
+def test_new_noise_is_for_correlated_noise_only(place):
+    independent = (unheard.PoissonSampling(users_per_round=2), unheard.GaussianNoise(noise_multiplier=1.0))
+    go(run_of(place, independent), place / "r", stop=1)
+    with pytest.raises(InvalidValue, match="--new-noise"):
+        go(run_of(place, independent), place / "r", new_noise=True)
+
+
+def test_lost_state_ends_the_mechanism_and_the_new_one_is_charged(place):
     folder = place / "r"
     go(run_of(place), folder, stop=3)
     shutil.rmtree(folder / "noise")
-    go(run_of(place), folder)
-    assert "new mechanism begins" in caplog.text
+    go(run_of(place), folder, new_noise=True)
     assert indices(folder) == [0, 1, 2, 0, 1]
     charged = [accounted(e) for e in Ledger.read(folder / "ledger.jsonl").events]
     assert sum(event is not None for event in charged) == 2 + 1
@@ -344,8 +368,7 @@ def test_a_second_mechanism_of_a_seeded_run_has_keys_of_its_own(place, monkeypat
         )
     folder, run = place / "r", run_of(place, seed=3, rounds=3)
     go(run, folder, stop=2)
-    shutil.rmtree(folder / "noise")
-    go(run, folder)
+    go(run, folder, new_noise=True)
     assert indices(folder) == [0, 1, 0]
     assert len(set(keys["noise_key"])) == len(keys["noise_key"]) == 3
     assert len(set(keys["groups_key"])) == 2  # one per mechanism
@@ -356,7 +379,7 @@ def test_the_state_of_an_earlier_mechanism_of_the_same_run_is_refused(place):
     folder, run = place / "r", run_of(place, rounds=9)
     go(run, folder, stop=2)
     shutil.move(folder / "noise", place / "first")
-    go(run, folder, stop=4)
+    go(run, folder, stop=4, new_noise=True)
     assert indices(folder) == [0, 1, 0, 1]
     shutil.rmtree(folder / "noise")
     shutil.move(place / "first", folder / "noise")
@@ -505,18 +528,19 @@ def test_blt_noise_stops_after_its_attempts_and_more_rounds_begin_a_new_mechanis
     assert indices(folder) == [0, 1, 2, 3, 0, 1, 2]
     assert not (folder / "noise").exists()
     fits(folder)
-    assert go(run, folder, rounds=ROUNDS + 3) == [8]  # a complete run whose state was deleted: a new mechanism again
+    with pytest.raises(CheckpointCorrupt, match="a complete run has deleted it"):
+        go(run, folder, rounds=ROUNDS + 3)
+    assert go(run, folder, rounds=ROUNDS + 3, new_noise=True) == [8]
     assert indices(folder)[-1] == 0
 
 
-def test_a_run_that_begins_from_a_run_with_correlated_noise_has_a_mechanism_of_its_own(place, caplog):
+def test_a_run_that_begins_from_a_run_with_correlated_noise_has_a_mechanism_of_its_own(place):
     parts = (BLT[0], replace(BLT[1], rounds=2))
     go(run_of(place, parts, rounds=2), place / "first")
     run = run_of(place, parts, rounds=2)
     second = replace(run, training=replace(run.training, init_from=str(place / "first")))
     assert go(second, place / "second") == [1, 2]
     assert indices(place / "second") == [0, 1, 0, 1]
-    assert "is gone" not in caplog.text
 
 
 def test_a_copy_that_continues_by_itself_cannot_share_the_history(place):
@@ -526,8 +550,7 @@ def test_a_copy_that_continues_by_itself_cannot_share_the_history(place):
     go(run_of(place), copy, stop=4)  # one attempt more: the population is one charge ahead, as after a kill
     with pytest.raises(LedgerError, match="copy"):
         go(run_of(place), folder)
-    shutil.rmtree(folder / "noise")
-    go(run_of(place), folder)
+    go(run_of(place), folder, new_noise=True)
     assert indices(folder) == [0, 1, 2, 0, 1]
 
 

@@ -71,6 +71,10 @@ StopAfter = Annotated[
     ),
 ]
 
+NewNoise = Annotated[
+    bool,
+    option("Correlated noise whose keys are lost: begin a new mechanism, charged from its first round.", "--new-noise"),
+]
 Yes = Annotated[
     bool,
     option(

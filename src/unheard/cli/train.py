@@ -43,6 +43,7 @@ from unheard.cli.options import (
     Corpus,
     EngineOptions,
     Force,
+    NewNoise,
     NodeOptions,
     ProcessOptions,
     RunDir,
@@ -231,6 +232,7 @@ def resume(
     *,
     rounds: Annotated[int | None, number("A new last round.", min=1, otherwise="as in the run file")] = None,
     corpus: Corpus = None,
+    new_noise: NewNoise = False,
     engine: EngineOptions,
     stop_after: StopAfter = None,
     processes: ProcessOptions,
@@ -259,11 +261,10 @@ def resume(
         run, last = (run if corpus is None else replace(run, corpus=corpus)), rounds or run.training.rounds
         if nodes.on == "flower" and newest_checkpoint(RunFolder.open(folder)).state.round >= last:
             return _print_result(folder, None)  # the run is complete: do not start the nodes
-        confirm_longer(folder, last, yes, can_ask=ranks is None)
+        confirm_longer(folder, last, yes, can_ask=ranks is None, new_noise=new_noise)
         with nodes_of(nodes, run, choice, ranks) as on:
-            reports = resume_run(
-                folder, rounds=rounds, corpus=corpus, engine=choice, ranks=ranks, on=on, allow_no_privacy=allowed
-            )
+            where = {"corpus": corpus, "engine": choice, "ranks": ranks, "on": on}
+            reports = resume_run(folder, rounds=rounds, **where, allow_no_privacy=allowed, new_noise=new_noise)
             _print_result(folder, show_rounds(reports, folder.name, stop_after, folder=folder, track=track))
 
     run_on_processes(work, processes.processes, processes.max_restarts)
@@ -284,7 +285,7 @@ def warn_of_budget(run_file: Path, corpus: Path) -> None:
         note(sentence, style="bold yellow")
 
 
-def confirm_longer(folder: Path, rounds: int, yes: bool, *, can_ask: bool = True) -> None:
+def confirm_longer(folder: Path, rounds: int, yes: bool, *, can_ask: bool = True, new_noise: bool = False) -> None:
     """Print how the claim of a run grows if it is trained longer than declared, and ask whether to continue.
 
     Args:
@@ -292,6 +293,7 @@ def confirm_longer(folder: Path, rounds: int, yes: bool, *, can_ask: bool = True
         rounds: The number of rounds to train to. Nothing is printed unless it is larger than what the run declared.
         yes: The option `--yes`: print the new claim and do not ask.
         can_ask: False in a process that a launcher started. Without a terminal nothing is asked either.
+        new_noise: The option `--new-noise`: correlated noise begins a new mechanism, which is charged too.
 
     Raises:
         typer.Exit: The answer was no.
@@ -308,7 +310,8 @@ def confirm_longer(folder: Path, rounds: int, yes: bool, *, can_ask: bool = True
     if "budget" in declared or rounds <= max(reached, declared["rounds"]):
         return
     with notes.status("computing the new claim ..."):
-        now, then = claim_of_run(facts, ledger.entries, delta), claim_after(facts, ledger.entries, delta, rounds)
+        now = claim_of_run(facts, ledger.entries, delta)
+        then = claim_after(facts, ledger.entries, delta, rounds, new_noise=new_noise)
     if math.isinf(now.epsilon):
         return
     note(

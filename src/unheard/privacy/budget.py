@@ -388,7 +388,9 @@ def rounds_within(budget: Budget, before: Iterable[Event], declared: Mapping[str
     return plan.rounds_within(budget, before, most=plan.rounds)
 
 
-def claim_after(facts: Mapping[str, Any], entries: Sequence[Entry], delta: float, rounds: int) -> Claim:
+def claim_after(
+    facts: Mapping[str, Any], entries: Sequence[Entry], delta: float, rounds: int, *, new_noise: bool = False
+) -> Claim:
     """Compute what a run may claim if it is continued, possibly beyond its declared rounds.
 
     Args:
@@ -396,6 +398,7 @@ def claim_after(facts: Mapping[str, Any], entries: Sequence[Entry], delta: float
         entries: Everything that was charged so far.
         delta: Between 0 and 1.
         rounds: The total number of rounds after the continuation.
+        new_noise: Whether correlated noise begins a new mechanism (`unheard resume --new-noise`).
     """
     plan, past = _Declared.read(facts["declared"]), facts["start"]["charges"]
     done = entries[past:]
@@ -403,7 +406,7 @@ def claim_after(facts: Mapping[str, Any], entries: Sequence[Entry], delta: float
     first = done[-1].event if done else plan.phases[0][1]
     events: Iterable[Event]
     if isinstance(first, CorrelatedGaussian):
-        begun = first.index + 1 if done else 0
+        begun = first.index + 1 if done and not new_noise else 0
         events = (replace(first, index=begun + i) for i in range(rounds - reached))
     else:
         events = (plan.event(number) for number in range(reached, rounds))

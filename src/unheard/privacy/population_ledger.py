@@ -267,8 +267,8 @@ class PopulationLedger:
             if is_copy and isinstance(event, CorrelatedGaussian) and event.index and not again:
                 raise LedgerError(
                     f"Another copy of this run was charged for the same attempt in {self.path}. Two copies must not share one "
-                    "history of correlated noise. Go on with the other copy, or delete the folder `noise` of this one: a new "
-                    "mechanism then begins and is charged from its first round."
+                    "history of correlated noise. Go on with the other copy, or resume this one with --new-noise: a new "
+                    "mechanism begins and is charged from its first round."
                 )
             if self.budget is not None:
                 assert self._running is not None

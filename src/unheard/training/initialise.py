@@ -156,6 +156,8 @@ class PreparedRun:
     users: UserTokens
     may_renew_noise: bool = False
     """Whether a new mechanism may begin when correlated noise has no attempts left; set if `resume` is given `rounds`."""
+    has_new_noise: bool = False
+    """Whether a new mechanism of correlated noise begins in any case; set if `resume` is given `new_noise`."""
 
 
 def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) -> PreparedRun:

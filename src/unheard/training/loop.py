@@ -168,6 +168,7 @@ def resume(
     ranks: ProcessGroup | None = None,
     on: Engine | None = None,
     allow_no_privacy: bool = False,
+    new_noise: bool = False,
 ) -> Generator[RoundReport, None, None]:
     """Continue a run from its newest checkpoint, on this machine or another.
 
@@ -183,6 +184,8 @@ def resume(
         ranks: The processes to train on (training/worker.py); None for this process alone.
         on: An existing engine to use, such as that of a federated run (federated/server.py); None builds one.
         allow_no_privacy: Allow more rounds of a run without noise; as for `train`.
+        new_noise: Begin a new mechanism of correlated noise, which is charged from its first round, because the keys
+            and the past noise of the current one are lost. A complete run has deleted them.
 
     Returns:
         A generator of one report per round; it yields nothing if the run is complete.
@@ -190,13 +193,18 @@ def resume(
     Raises:
         RunFolderMissing: `out` is not a run folder.
         LedgerError: The ledger, the run file and the checkpoint do not belong together.
-        CheckpointCorrupt: The newest checkpoint cannot be read.
+        CheckpointCorrupt: The newest checkpoint cannot be read, or the past of correlated noise is missing or damaged.
+        InvalidValue: `new_noise` is set for a run without correlated noise.
         PrivacyError: The run adds no noise, and `allow_no_privacy` is False.
         BudgetExceeded: While iterating, if the first round would exceed the budget.
     """
     folder = RunFolder.open(out)
     run, saved_engine = read_saved_run(folder.run_file)
     check_permission(run, allow_no_privacy)
+    if new_noise and not isinstance(run.plan.noise, CorrelatedNoise):
+        raise InvalidValue(
+            f"--new-noise begins a new mechanism of correlated noise, and {out} has [noise] of another kind. Leave it out."
+        )
     if rounds is not None:
         run = replace(run, training=replace(run.training, rounds=rounds))
     if corpus is not None:
@@ -206,7 +214,7 @@ def resume(
         choice = replace(choice, corpus_part=None)  # `corpus` names the whole store, so there are no parts
     # The model in a run folder was pinned when the run began.
     built = on or build_engine(choice, run.model, ranks)
-    prepared = replace(reopen_run(run, folder, built), may_renew_noise=rounds is not None)
+    prepared = replace(reopen_run(run, folder, built), may_renew_noise=rounds is not None, has_new_noise=new_noise)
     return _reports(_train_loop([prepared], built))
 
 
@@ -488,7 +496,15 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
             spent=RunningEpsilon(run.claimed_delta, accountant, events=ledger.events),
             state=state,
             streams=streams,
-            noise=open_noise_state(run, folder, ledger, streams, engine.device, may_renew=prepared.may_renew_noise)
+            noise=open_noise_state(
+                run,
+                folder,
+                ledger,
+                streams,
+                engine.device,
+                may_renew=prepared.may_renew_noise,
+                is_new=prepared.has_new_noise,
+            )
             if isinstance(run.plan.noise, CorrelatedNoise) and state.round < run.training.rounds
             else None,
             held_out=HeldOutText(

@@ -17,14 +17,13 @@ again has the next index, a new key and another group of users.
     ledger.charge(plan.event(turn.index), round)
     normals = state.normals()
 
-A "mechanism" is one sequence of attempts with correlated noise. If the state is missing, a new mechanism begins and is
-charged from its first round. A state that is damaged or belongs to another run raises an error. The proof is in
-docs/correlated-noise-proof.md.
+A "mechanism" is one sequence of attempts with correlated noise. A state that is missing, damaged or of another run
+raises an error. If it is lost, `unheard resume --new-noise` begins a new mechanism, which is charged from its first
+round. The proof is in docs/correlated-noise-proof.md.
 """
 
 import hashlib
 import json
-import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,10 +52,9 @@ recomputed from the keys."""
 MOST_REPLAYED = 200
 """The number of attempts after which a large history is saved, so that no more than these must be recomputed."""
 CURE = (
-    "Put back the folder's own copy. If it is lost, delete the folder: the mechanism then ends, and a new one begins and is "
-    "charged from its first round."
+    "Put back the run's own copy. If it is lost, resume the run with --new-noise (new_noise=True in Python): a new one "
+    "begins and is charged from its first round."
 )
-log = logging.getLogger("unheard")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +246,7 @@ class NoiseState:
             raise LedgerError(
                 f"{self._ledger.population.path} holds a charge of this run that is not in this folder: a copy of the "
                 "folder was trained further. Two copies must not share one history of noise. Continue with the other "
-                f"copy, or delete {self._folder}: a new mechanism then begins and is charged from its first round."
+                "copy, or resume this one with --new-noise: a new mechanism begins and is charged from its first round."
             )
         self._may_charge_again = True
 
@@ -351,8 +349,8 @@ class NoiseState:
         if os.name == "posix" and mode & 0o077:
             raise CheckpointCorrupt(
                 f"{path} can be read by others than its owner, and anyone who reads it can subtract the noise of this "
-                f"run. Find out who has read it; then `chmod 600 {path}`, or delete {self._folder}: a new mechanism "
-                "then begins."
+                f"run. Find out who has read it; then `chmod 600 {path}`, or resume the run with --new-noise: a new "
+                "mechanism begins and is charged from its first round."
             )
         return content
 
@@ -361,9 +359,16 @@ class NoiseState:
 
 
 def open_noise_state(
-    run: Run, folder: RunFolder, ledger: JointLedger, streams: Streams, device: torch.device, *, may_renew: bool = False
+    run: Run,
+    folder: RunFolder,
+    ledger: JointLedger,
+    streams: Streams,
+    device: torch.device,
+    *,
+    may_renew: bool = False,
+    is_new: bool = False,
 ) -> NoiseState:
-    """Open the noise state of a run with correlated noise, or begin a new mechanism if there is none. Charges nothing.
+    """Open the noise state of a run with correlated noise, or begin its first mechanism. Charges nothing.
 
     Args:
         run: The run as configured.
@@ -372,9 +377,11 @@ def open_noise_state(
         streams: The sources of randomness of the run.
         device: Where the noise is used.
         may_renew: Whether to begin a new mechanism if the current one has no attempts left.
+        is_new: Whether to begin a new mechanism in any case. The state of the current one is not read, and is deleted
+            with the first attempt.
 
     Raises:
-        CheckpointCorrupt: The state is damaged, or belongs to another run.
+        CheckpointCorrupt: The state is missing or damaged, or belongs to another run.
         LedgerError: The ledger's header has no coefficients, or a copy of the folder was trained further.
     """
     # DP: the coefficients of the header, which the charges are for; another machine might optimise to other ones.
@@ -390,18 +397,17 @@ def open_noise_state(
         key = streams.groups_key(begins_at)
         return NoiseState(folder.noise, ledger, streams, history, begins_at, key, parameters, device)
 
-    if charged == 0 or (is_used and may_renew):
+    # DP: a new mechanism has charges of its own, and nothing of the old one.
+    if charged == 0 or is_new or (is_used and may_renew):
         return state(len(ledger))
     if is_used:
         return state(first)  # `begin_attempt` will raise BudgetExceeded
+    # DP: missing noise is an error; a new mechanism costs the users more, so it begins only if it is asked for.
     if not os.path.lexists(folder.noise / "keys.jsonl"):
-        # DP: a past that is lost cannot be cancelled: a new mechanism, with its own charges, and nothing of the old one.
-        log.warning(
-            "%s is gone, so the correlated noise of this run cannot continue: a new mechanism begins and is charged from its "
-            "first round.",
-            folder.noise,
+        raise CheckpointCorrupt(
+            f"{folder.noise / 'keys.jsonl'} is missing, so the correlated noise of this run cannot continue (a complete run "
+            f"has deleted it). {CURE}"
         )
-        return state(len(ledger))
     opened = state(first)
     opened.load(charged)
     return opened
