@@ -32,7 +32,8 @@ from typing import Any
 from unheard import storage
 from unheard.errors import CheckpointCorrupt, RunFolderError, RunFolderExists, RunFolderInUse, RunFolderMissing
 
-MEASURES_FORMAT = 1
+MEASURES_FORMAT = 2
+"""The format of measures.json. Format 1, of older versions, has no digest of its content."""
 MAX_HEADER_BYTES = 100_000_000
 """The largest header that the safetensors format allows."""
 LOCAL_KEYS = ("corpus.path", "privacy.ledger", "engine.corpus_part", "model.path", "training.init_from")
@@ -105,14 +106,23 @@ class RunFolder:
     """The full measures of the newest model."""
     noise = _Path("noise")
     """The folder of the keys and the history of correlated noise. Secret. It is deleted when the run is complete."""
+    audit = _Path("audit")
+    """The folder of the newest audit of the run, if `unheard audit` wrote one."""
     tensorboard = _Path("tensorboard")
     """The folder of TensorBoard event files."""
 
     @property
     def saved_round(self) -> int:
-        """The round of the newest checkpoint, from its file name; 0 if there is no checkpoint."""
-        names = sorted(path.stem for path in self.checkpoints.glob("round-*.safetensors"))
-        return int(names[-1].removeprefix("round-")) if names else 0
+        """The round of the newest checkpoint, from its file name; 0 if there is no checkpoint.
+
+        Raises:
+            CheckpointCorrupt: The name has no number.
+        """
+        paths = sorted(self.checkpoints.glob("round-*.safetensors"))
+        number = paths[-1].stem.removeprefix("round-") if paths else "0"
+        if not number.isdecimal():
+            raise CheckpointCorrupt(not_written_by_unheard(paths[-1]))
+        return int(number)
 
     @classmethod
     def begin(cls, path: str | Path) -> "RunFolder":
@@ -172,9 +182,10 @@ class RunFolder:
         return folder
 
     def check_files(self) -> None:
-        """Raise `RunFolderError` if an entry of the folder is neither a file nor a folder, for example a pipe or a device."""
-        if special := storage.special_file(self.path) or storage.special_file(self.checkpoints):
-            raise RunFolderError(f"{special} is not a regular file. Put back the file that the run has written.")
+        """Raise `RunFolderError` if an entry of the folder or of its folders is a pipe, a device or a link to one."""
+        for place in (self.path, self.checkpoints, self.noise, self.tensorboard, self.audit):
+            if special := storage.special_file(place):
+                raise RunFolderError(f"{special} is not a regular file. Put back the file that the run has written.")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -293,8 +304,7 @@ class RunFolder:
         """
         try:
             content = json.loads(self.measures.read_text(encoding="utf-8"))
-            is_current = content["model_sha256"] == self.model_digest() and content["format"] == MEASURES_FORMAT
-            return content if is_current and are_measures(content) else None
+            return content if content["model_sha256"] == self.model_digest() and are_measures(content) else None
         except (OSError, ValueError, TypeError, KeyError, RecursionError, RunFolderMissing):
             return None
 
@@ -419,11 +429,19 @@ def not_a_run_folder(path: str | Path) -> str:
     return f"{path} is not a run folder: it has no run.toml. Name the folder that `unheard train --out` wrote."
 
 
+def record_digest(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a JSON object without its entry `sha256`, in which the file stores this digest."""
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def are_measures(content: Any) -> bool:
-    """Whether a value has the form of the full measures that `evaluation/measures.py` computes."""
+    """Whether a value has the form of the full measures that `evaluation/measures.py` computes, and their digest."""
     try:
         return (
-            isinstance(content["max_tokens"], int)
+            # DP: figures that were changed would be shown beside this run's epsilon.
+            (content["format"] == 1 or (content["format"], content["sha256"]) == (2, record_digest(content)))
+            and isinstance(content["max_tokens"], int)
             and isinstance(content["baselines_fitted_on"], str)
             and all(isinstance(n, int) for counts in content["head_words"].values() for n in counts)
             and all(map(_are_figures, [content, *content["baselines"].values()]))

@@ -244,11 +244,15 @@ def trained(store, model, plan, tmp_path_factory):
         "tokens.json",
         "x.txt",
         "checkpoints/x.safetensors",
+        "noise/history",
+        "tensorboard/x",
+        "audit/audit.json",
     ],
 )
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_a_pipe_or_a_device_in_a_folder_is_refused_at_once(trained, tmp_path, name, kind):
     folder = shutil.copytree(trained, tmp_path / "r")
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(folder / name)

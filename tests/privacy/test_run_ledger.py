@@ -541,6 +541,67 @@ def test_a_run_that_has_released_no_model_says_so(base, reader):
         MODEL_READERS[reader](base / "r")
 
 
+def test_a_page_is_not_made_of_a_run_that_has_lost_its_model(base):
+    (base / "r" / "model.safetensors").unlink()
+    for words in (["report", base / "r", "--out", base / "page"], ["compare", base / "r"]):
+        with pytest.raises(RunFolderMissing, match=r"has lost it.*unheard resume"):
+            invoke(*words)
+    assert not (base / "page" / "index.html").exists()
+
+
+@pytest.mark.parametrize("reader", ["predict", "Released", "evaluate", "unheard.evaluate"])
+def test_an_older_model_of_the_same_run_is_refused(base, reader, monkeypatch):
+    monkeypatch.setattr(released, "SECONDS_TO_WRITE_A_MODEL", 0.0)
+    newest = (base / "r" / "model.safetensors").read_bytes()
+    shutil.copy(base / "early" / "model.safetensors", base / "r" / "model.safetensors")
+    with pytest.raises(CheckpointCorrupt, match="is the model after round 2, but there is a checkpoint after round 6"):
+        MODEL_READERS[reader](base / "r")
+    list(unheard.resume(base / "r"))
+    assert (base / "r" / "model.safetensors").read_bytes() == newest
+    shutil.copy(
+        base / "r" / "checkpoints" / "round-00000006.safetensors", base / "r" / "checkpoints" / "round-x.safetensors"
+    )
+    with pytest.raises(CheckpointCorrupt, match="round-x"):
+        MODEL_READERS[reader](base / "r")
+
+
+def test_a_run_is_not_measured_on_damaged_text_nor_on_another_store_at_its_path(base, tmp_path):
+    file = next((base / "store" / "held_out").glob("*.tokens"))
+    content = file.read_bytes()
+    file.write_bytes(content[::-1])
+    for words in (
+        ["evaluate", base / "r"],
+        ["evaluate", base / "r", "--full"],
+        ["report", base / "r", "--out", base / "p"],
+    ):
+        with pytest.raises(CorpusError, match="does not have the content that it was written with"):
+            invoke(*words)
+    file.write_bytes(content)
+    words = TokenStore.open(base / "store").vocabulary
+    users = [np.array([0, 3, 4, 1])] * 20
+    other = write_store(tmp_path / "other", train=users, held_out=users, vocabulary=words, info={"made": "otherwise"})
+    run_file = base / "r" / "run.toml"
+    run_file.write_text(run_file.read_text().replace(str(base / "store"), str(other.path)))
+    with pytest.raises(CorpusError, match=r"is not the store that this run began with.*--corpus"):
+        invoke("evaluate", base / "r", "--full")
+    assert not (base / "r" / "measures.json").exists()
+    invoke("evaluate", base / "r", "--corpus", other.path)
+
+
+def test_measures_with_other_figures_are_never_shown(base):
+    invoke("evaluate", base / "r", "--full")
+    file = base / "r" / "measures.json"
+    whole = json.loads(file.read_text())
+    assert RunRecord.read(base / "r").measures == whole
+    for changed in ({"format": 3}, {"sha256": "0" * 64}, {"tokens": {**whole["tokens"], "accuracy_top1": 0.99}}):
+        file.write_text(json.dumps({**whole, **changed}))
+        assert RunRecord.read(base / "r").measures is None
+        assert "is damaged" in findings(base / "r")["measures"]
+    older = {key: value for key, value in whole.items() if key != "sha256"} | {"format": 1}
+    file.write_text(json.dumps(older))  # as older versions wrote it
+    assert RunRecord.read(base / "r").measures == older
+
+
 @pytest.mark.parametrize("content", ["{", "[" * 200_000, "null", '{"format": 1, "model_sha256": "MODEL"}'])
 def test_damaged_measures_are_measured_again_and_never_shown(base, content):
     digest = RunFolder(base / "r").model_digest()

@@ -33,6 +33,7 @@ from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.statement import compute_statement, render_text
 from unheard.privacy.statement_formats import FILL_IN, FORMATS, composed_events, read_audit, render, report_data
 from unheard.privacy.trade_off import figures
+from unheard.run_folder import record_digest
 from unheard.updates.user_update import FedAvg
 
 SOFTWARE = {"unheard": "0.2.0", "commit": "0123456789abcdef0123456789abcdef01234567"}
@@ -320,7 +321,13 @@ def test_a_missing_audit_is_none_and_a_damaged_one_an_error(tmp_path):
     assert read_audit(tmp_path, "mine") == {**AUDIT, "run": "mine"}
     with pytest.raises(RunFolderError, match=r"of another run.*unheard audit"):
         read_audit(tmp_path, "yours")
-    for damaged in ("", "[]", "{}", '{"one_run": {"canaries": 3}}', "[" * 100_000):
+    sealed = {**AUDIT, "run": "mine"}
+    sealed["sha256"] = record_digest(sealed)
+    path.write_text(json.dumps(sealed))
+    assert read_audit(tmp_path, "mine") == sealed
+    other = {**sealed, "one_run": {**AUDIT["one_run"], "epsilon_at_least": 0.01}}
+    renamed = {"sha257" if key == "sha256" else key: value for key, value in other.items()}
+    for damaged in ("", "[]", "{}", '{"one_run": {"canaries": 3}}', "[" * 100_000, *map(json.dumps, (other, renamed))):
         path.write_text(damaged)
         with pytest.raises(RunFolderError, match="unheard audit"):
             read_audit(tmp_path, "mine")

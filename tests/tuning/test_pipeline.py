@@ -14,7 +14,7 @@ from tests.stores import uncharged_copy
 from unheard.cli.main import app, main
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.transform import shrink_vocabulary
-from unheard.errors import InvalidValue, PrivacyError, RunFolderExists
+from unheard.errors import InvalidValue, PrivacyError, RunFolderError, RunFolderExists
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
@@ -182,6 +182,28 @@ def test_a_stopped_command_continues_where_it_was(run_file, tmp_path, proxy):
     assert [len(Ledger.read(path)) for path in ledgers] == [1, 1, 1]
     assert tune(*asked).exit_code == 0
     assert len(PopulationLedger.read(proxy / "ledger.jsonl").events) == 20  # no round was done twice
+
+
+def test_a_trial_that_has_lost_its_evaluations_is_an_error_and_not_a_stop(run, tmp_path):
+    tried = replace(
+        run, training=replace(run.training, rounds=2), evaluation=unheard.Evaluation(every=1, max_tokens=50)
+    )
+    grid = Grid(norms=(2.0,), users_per_round=5)
+    for _ in next(run_stages(tried, grid, Allowance(), tmp_path / "t")).reports():
+        pass
+    next((tmp_path / "t").glob("clip/*/metrics.jsonl")).unlink()
+    stages = run_stages(tried, grid, Allowance(), tmp_path / "t")
+    assert list(next(stages).reports()) == []
+    with pytest.raises(RunFolderError, match=r"lacks the evaluation.*delete the folder"):
+        next(stages)
+
+
+@pytest.mark.parametrize("name", ["speed.jsonl", "baseline/baseline,seed=1/metrics.jsonl"])
+def test_a_device_in_the_folder_of_a_tuning_is_refused_at_once(run, tmp_path, name):
+    (tmp_path / "t" / name).parent.mkdir(parents=True)
+    (tmp_path / "t" / name).symlink_to("/dev/zero")
+    with pytest.raises(RunFolderError, match="is not a regular file"):
+        next(run_stages(run, Grid(norms=(2.0,), users_per_round=5), Allowance(), tmp_path / "t"))
 
 
 def test_a_folder_with_other_trials_is_not_continued(run_file, tmp_path, proxy):

@@ -25,7 +25,7 @@ from unheard.engines.engine import Engine
 from unheard.formatting import accountant_title
 from unheard.privacy.statement import plain
 from unheard.randomness import SecureStreams, secure_generator
-from unheard.run_folder import replace_file
+from unheard.run_folder import record_digest, replace_file
 from unheard.training.initialise import (
     check_all_users_reachable,
     check_permission,
@@ -92,7 +92,9 @@ class AuditResult:
             folder: An existing folder.
             title: The title of the plot.
         """
-        replace_file(folder / "audit.json", json.dumps(self.record(), indent=2, allow_nan=False).encode())
+        record = self.record()
+        content = {**record, "sha256": record_digest(record)}
+        replace_file(folder / "audit.json", json.dumps(content, indent=2, allow_nan=False).encode())
         if plot := self.score_plot(title):
             replace_file(folder / "scores.svg", plot.encode())
 

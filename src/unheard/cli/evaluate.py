@@ -15,7 +15,7 @@ from rich.table import Table
 from unheard.cli.display import console, counted_bar, note, notes, print_table
 from unheard.cli.options import AsJson, Processes, RunDir, number, option
 from unheard.cli.processes import run_on_processes, set_stop_message
-from unheard.errors import CorpusCorrupt, CorpusError, RunFolderMissing
+from unheard.errors import CorpusCorrupt, CorpusError
 from unheard.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -106,18 +106,17 @@ def full_measures_of(
 def full_measures_if_possible(path: Path, *, prompts: Sequence[str] | None = None) -> None:
     """Save the full measures of a run in its folder, unless they are there already.
 
-    If the store is not on this machine, or the run has no model yet, print a note and return.
+    If the store is not on this machine, print a note and return.
 
     Raises:
-        RunFolderMissing: The path is not a run folder.
+        RunFolderMissing: The path is not a run folder, or its model is missing.
         CorpusCorrupt: The store is damaged.
     """
-    RunFolder.open(path)  # outside the `try`: a path that is not a run folder must end the command
     try:
         full_measures_of(path, prompts=prompts)
     except CorpusCorrupt:
         raise
-    except (CorpusError, RunFolderMissing) as error:
+    except CorpusError as error:
         note(f"{path}: not measured. {error}", style="yellow")
 
 

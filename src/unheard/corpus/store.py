@@ -513,6 +513,14 @@ class TokenStore:
             return None
         return self._check_digests(self.digests)
 
+    def check_evaluated(self) -> None:
+        """Check the digests of the text that evaluations read: that of held-out and public users, and of the test posts.
+
+        Raises:
+            CorpusCorrupt: A file is missing, or its content has changed since it was written.
+        """
+        self._check_digests(name for name in self.digests or () if not name.startswith("train/"))
+
     def _check_sizes(self) -> None:
         """Raise `CorpusCorrupt` if a file that has a digest is missing or has another size."""
         for name, (size, _) in (self.digests or {}).items():

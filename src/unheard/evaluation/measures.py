@@ -54,7 +54,7 @@ from unheard.evaluation.next_word import (
     tokens_at_once,
 )
 from unheard.models.model import LanguageModel, window_targets
-from unheard.run_folder import MEASURES_FORMAT, RunFolder, replace_file
+from unheard.run_folder import MEASURES_FORMAT, RunFolder, record_digest, replace_file
 from unheard.updates.user_update import User
 
 GUESSES = 10
@@ -521,15 +521,16 @@ def full_measures(
 
 
 def write_measures(folder: RunFolder, measures: dict[str, Any]) -> None:
-    """Write measures.json into a run folder, with the digest of the folder's model.
+    """Write measures.json into a run folder, with the digests of the folder's model and of the measures themselves.
 
-    The digest lets a reader of the file detect that the model has changed since.
+    The digests let a reader of the file detect that the model or the figures have changed since.
 
     Args:
         folder: The run folder.
         measures: The result of `full_measures`.
     """
     content = {**measures, "model_sha256": folder.model_digest()}
+    content["sha256"] = record_digest(content)
     replace_file(folder.measures, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
     logger.info("%s: measures.json written", folder.path.name)
 

@@ -36,6 +36,7 @@ from unheard.privacy.accountants import ACCOUNTANTS
 from unheard.privacy.events import Event, Selection, against_server, from_record
 from unheard.privacy.statement import NOT_DECLARED, figure, render_text, rounded_up
 from unheard.privacy.trade_off import Figures, figures, figures_of_pair
+from unheard.run_folder import record_digest
 
 FORMATS = ("text", "report", "registry", "nist")
 
@@ -214,6 +215,10 @@ def _mechanism(statement: Mapping[str, Any]) -> str:
     return f"{drawn or 'users take part in rounds'}; each update is clipped; {noise} (McMahan et al. 2018)"
 
 
+_OLDER_AUDIT = frozenset({"run", "verdict", "exposure", "learned_by_heart", "one_run", "holds"})
+"""The keys of audit.json in older versions, which wrote no digest."""
+
+
 def read_audit(folder: str | Path, run: str) -> dict[str, Any] | None:
     """Read the record that `unheard audit` wrote in a run folder; None if the run was not audited.
 
@@ -230,9 +235,12 @@ def read_audit(folder: str | Path, run: str) -> dict[str, Any] | None:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         _audit(record)
+        # DP: a lower bound that was changed would stand beside the claim.
+        if not _OLDER_AUDIT.issuperset(record) and record["sha256"] != record_digest(record):
+            raise ValueError("another digest")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RunFolderError(
-            f"{path} is not the record of an audit. Delete it, or audit the run again: unheard audit {folder}."
+            f"{path} is not the record of an audit, or was changed. Delete it, or audit the run again: unheard audit {folder}."
         ) from None
     if record.get("run") not in (None, run):  # records of older versions have no run id
         raise RunFolderError(

@@ -10,6 +10,7 @@ folder has one. `deployment.model.open_model` also opens exports and personal mo
 """
 
 import json
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from unheard.corpus.store import TokenStore, tokens_digest
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.engines.distributed.process_group import ProcessGroup
-from unheard.errors import CheckpointCorrupt, ModelError, RunFolderError, RunFolderMissing
+from unheard.errors import CheckpointCorrupt, CorpusError, ModelError, RunFolderError, RunFolderMissing
 from unheard.evaluation.next_word import Evaluation, predict
 from unheard.evaluation.next_word import evaluate as evaluate_users
 from unheard.privacy.ledger import run_id
@@ -30,6 +31,9 @@ from unheard.training.checkpoint import checkpoint_name, read_checkpoint, releas
 from unheard.training.run import Run, read_saved_run
 from unheard.training.worker import parallel_map_for
 from unheard.updates.user_update import users_in_turn
+
+SECONDS_TO_WRITE_A_MODEL = 1.0
+"""How long to wait for the model of the newest checkpoint, which a run that is training may be writing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,7 @@ class Released:
         vocabulary: The words of the model's output layer.
         tokenizer: How text is split into tokens.
         id: The id of the run, from its ledger; None for a model that was not opened from a run folder.
+        corpus: The name of the run's store (`TokenStore.name`), from its ledger; None if it is not known.
     """
 
     run: Run
@@ -55,6 +60,7 @@ class Released:
     vocabulary: Vocabulary
     tokenizer: Tokenizer
     id: str | None = None
+    corpus: str | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> "Released":
@@ -67,7 +73,10 @@ class Released:
         """
         folder = RunFolder.open(path)
         if not folder.model.exists():
-            raise RunFolderMissing(f"{path} has released no model yet. Continue it with `unheard resume {path}`.")
+            raise RunFolderMissing(
+                f"{path} has released no model yet, or has lost it. `unheard resume {path}` continues the run, and writes the "
+                "newest model again."
+            )
         # DP: a model that another run has trained would be shown, and measured, with this run's epsilon.
         ledger = read_run_ledger(folder)
         facts = ledger.facts
@@ -98,6 +107,7 @@ class Released:
             vocabulary=vocabulary,
             tokenizer=tokenizer_from_table(table) if table else WordTokenizer(),
             id=run_id(ledger),
+            corpus=facts.get("corpus"),
         )
 
     def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:
@@ -109,9 +119,21 @@ def _own_model(folder: RunFolder, run: Run) -> Tensor:
     """Read the parameters of the released model, and compare them with the checkpoint of its round if it still exists.
 
     Raises:
-        CheckpointCorrupt: The model differs from the checkpoint.
+        CheckpointCorrupt: The model differs from the checkpoint, or is older than the newest one.
     """
+    newest, tries = folder.saved_round, 3
     params_P, round = released_model(folder.model, run.model)
+    # A run that is training writes the model some time after the checkpoint of the same round.
+    while round < newest and (tries := tries - 1):
+        time.sleep(SECONDS_TO_WRITE_A_MODEL / 2)
+        params_P, round = released_model(folder.model, run.model)
+    # DP: an earlier model of the run would be shown and measured as the newest one.
+    if round < newest:
+        raise CheckpointCorrupt(
+            f"{folder.model} is the model after round {round}, but there is a checkpoint after round {newest}: an older copy "
+            f"was put back, or the run was killed before it wrote the model. `unheard resume {folder.path}` writes it "
+            "again. If the run is training, try again in a moment."
+        )
     saved = folder.checkpoints / checkpoint_name(round)
     # DP: a model file of version 0.1 does not name its ledger; only its checkpoint tells it from another run's model.
     if saved.exists() and not torch.equal(params_P, read_checkpoint(saved).state.params_P):
@@ -169,6 +191,14 @@ def open_for_evaluation(
     """
     released = model if isinstance(model, Released) else Released.open(model)
     store = TokenStore.open(corpus or released.run.corpus)
+    # DP: a path in the run file may be that of another store by now; figures of other users would stand beside this
+    # run's epsilon.
+    if corpus is None and released.corpus not in (None, store.name):
+        raise CorpusError(
+            f"{store.path} is not the store that this run began with, though its run file names that path ([corpus] path). "
+            "Put the right path or store back; to measure on this store, name it with --corpus."
+        )
+    store.check_evaluated()
     if store.vocabulary != released.vocabulary:
         raise ModelError(
             f"{store.path} has another vocabulary than {model if model is not released else 'the model'}: prepare it "

@@ -24,7 +24,8 @@ from typing import Any
 
 from unheard import storage
 from unheard.engines.choice import EngineChoice
-from unheard.errors import InvalidValue
+from unheard.errors import InvalidValue, RunFolderError
+from unheard.run_folder import RunFolder
 from unheard.training.loop import RoundReport, train_together
 from unheard.training.run import Run
 from unheard.tuning.trials import (
@@ -307,20 +308,31 @@ def run_stages(
     Raises:
         InvalidValue: The run cannot be tuned.
         RunFolderExists: `out` holds trials of another run, or of the same run on another corpus.
+        RunFolderError: A trial that was trained to its end has lost its evaluations, or a file is a pipe or a device.
     """
     check_can_be_tuned(run)
     out.mkdir(parents=True, exist_ok=True)
+    if special := storage.special_file(out):
+        raise RunFolderError(f"{special} is not a regular file. Delete it, or tune into another folder.")
     trials: list[Trial] = []
     engine = replace(engine, corpus_part=None)  # trials run in one process, which needs the whole store
 
     def stage(title: str, new: Sequence[Trial]) -> Generator[Stage, None, bool]:
         """Yield the stage unless it is complete; return whether it is complete afterwards."""
         for trial in new:
+            RunFolder(trial.folder).check_files()
             check_same(trial)  # also complete trials: otherwise the results of another run would be used
         trials.extend(new)
         stage = Stage(title=title, trials=tuple(new), engine=engine, out=out)
         if stage.left:
             yield stage
+        for trial in stage.left:
+            # A run folder begins with a checkpoint, so `saved_round` is that of the trial.
+            if RunFolder(trial.folder).saved_round >= trial.run.training.rounds:
+                raise RunFolderError(
+                    f"{trial.folder} is trained to its last round, but lacks the evaluation of it in metrics.jsonl. Put "
+                    "the file back, or delete the folder: the trial is then trained, and charged, again."
+                )
         return not stage.left
 
     # No trial without noise depends on the result of another, so all of them are trained side by side.
