@@ -612,7 +612,7 @@ def test_damaged_measures_are_measured_again_and_never_shown(base, content):
     assert findings(base / "r") == {}
 
 
-@pytest.mark.parametrize("ledger", ["", "  ", ".", Path()])
+@pytest.mark.parametrize("ledger", ["", "  ", ".", "./", "x/..", Path()])
 def test_an_empty_path_of_a_ledger_is_refused(base, tmp_path, monkeypatch, ledger):
     monkeypatch.chdir(tmp_path)
     run, _ = read_saved_run(base / "other" / "run.toml")

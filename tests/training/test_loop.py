@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.stores import uncharged_copy
 
 import unheard
 from unheard.audit.verification import verify
@@ -358,12 +359,17 @@ def test_a_corpus_that_is_missing_or_does_not_fit_is_refused_before_anything_is_
     assert not (tmp_path / "r").exists()
 
 
+def on_other_users(run: unheard.Run, tmp_path: Path) -> unheard.Run:
+    """The run on a store of its own, with a ledger of its own."""
+    return replace(run, corpus=uncharged_copy(Path(run.corpus), tmp_path / "others"))
+
+
 def test_starting_from_an_earlier_run_costs_what_it_cost(run, tmp_path):
     list(unheard.train(run, tmp_path / "first"))
     from_run = replace(run, training=unheard.Training(rounds=2, init_from=str(tmp_path / "first")))
     list(unheard.train(from_run, tmp_path / "second"))
     assert len(Ledger.read(tmp_path / "second" / "ledger.jsonl")) == 6 + 2
-    list(unheard.train(replace(run, ledger=tmp_path / "others.jsonl"), tmp_path / "of-others"))
+    list(unheard.train(on_other_users(run, tmp_path), tmp_path / "of-others"))
     elsewhere = unheard.Training(rounds=2, init_from=str(tmp_path / "of-others"), init_is_public=True)
     list(unheard.train(replace(run, training=elsewhere), tmp_path / "third"))
     assert len(Ledger.read(tmp_path / "third" / "ledger.jsonl")) == 2
@@ -403,9 +409,10 @@ def test_a_model_that_was_trained_on_these_users_is_not_public_wherever_its_file
     save_model(written_again, run.model, load_model(model, run.model), {"round": 0})
     for path in (model, copied, written_again):
         public = unheard.Training(rounds=2, init_from=str(path), init_is_public=True)
-        with pytest.raises(UnprovenCombination, match="these same users"):
-            unheard.train(replace(run, training=public), tmp_path / "second")
-        assert not (tmp_path / "second").exists()
+        for ledger in (None, tmp_path / "another-ledger.jsonl"):
+            with pytest.raises(UnprovenCombination, match="these same users"):
+                unheard.train(replace(run, training=public, ledger=ledger), tmp_path / "second")
+            assert not (tmp_path / "second").exists()
 
 
 def test_a_run_from_before_digests_were_recorded_is_known_by_the_folder_of_its_model(run, tmp_path, monkeypatch):
@@ -459,7 +466,7 @@ def test_a_run_cannot_begin_from_one_whose_ledger_was_shortened(run, tmp_path):
 
 def test_a_statement_names_a_seeded_parent_and_a_model_declared_public(run, tmp_path):
     list(unheard.train(reproducible(run), tmp_path / "first"))
-    list(unheard.train(replace(run, ledger=tmp_path / "others.jsonl"), tmp_path / "of-others"))
+    list(unheard.train(on_other_users(run, tmp_path), tmp_path / "of-others"))
     child = replace(run, training=unheard.Training(rounds=1, init_from=str(tmp_path / "first")))
     for name, training, said in (
         ("a", child.training, "REPRODUCIBLE"),
@@ -472,7 +479,7 @@ def test_a_statement_names_a_seeded_parent_and_a_model_declared_public(run, tmp_
 def test_warnings_of_the_first_run_are_in_the_statements_of_later_runs(run, tmp_path):
     """All later models contain the noise and the start of the first run."""
     list(unheard.train(reproducible(run), tmp_path / "seeded"))
-    list(unheard.train(replace(run, ledger=tmp_path / "others.jsonl"), tmp_path / "of-others"))
+    list(unheard.train(on_other_users(run, tmp_path), tmp_path / "of-others"))
     for name, start in (
         ("a", unheard.Training(rounds=1, init_from=str(tmp_path / "seeded"))),
         ("b", unheard.Training(rounds=1, init_from=str(tmp_path / "a"))),

@@ -461,7 +461,7 @@ def vocabulary_run(corpus: str) -> str:
 def check_ledger_path(ledger: str | os.PathLike[str] | None) -> None:
     """Raise `InvalidValue` if the path of a ledger is empty, which would mean a file in the working folder."""
     # DP: a run that is started in another folder would charge another ledger, and the charges would not compose.
-    if ledger is not None and os.fspath(ledger).strip() in ("", "."):
+    if ledger is not None and os.path.normpath(os.fspath(ledger).strip()) == ".":
         raise InvalidValue(
             f"[privacy] ledger = {os.fspath(ledger)!r} names no file. Leave it out for the store's own ledger, or name a file: "
             "the same one for every run on these users."
@@ -575,6 +575,15 @@ def known_position(store: Path, ledger: Path) -> Mapping[str, Any] | None:
         LedgerError: The store's record is damaged.
     """
     return _read_record(store)["known"].get(_record_key(store, ledger))
+
+
+def known_ledgers(store: Path) -> list[Path]:
+    """Return the files of all ledgers that the store has recorded. A ledger outside the store may not be there.
+
+    Raises:
+        LedgerError: The store's record is damaged.
+    """
+    return [store / key for key in _read_record(store)["known"]]
 
 
 def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) -> None:

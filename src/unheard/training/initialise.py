@@ -48,7 +48,7 @@ from unheard.privacy.budget import EARLIER_RUN, Budget, declaration, rounds_with
 from unheard.privacy.events import Event, from_record, to_record
 from unheard.privacy.ledger import Ledger, new_run_id, run_id
 from unheard.privacy.planner import NoiseLevel
-from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
+from unheard.privacy.population_ledger import PopulationLedger, known_ledgers, open_population_ledger
 from unheard.privacy.run_ledger import (
     JointLedger,
     check_ledger,
@@ -465,9 +465,13 @@ def check_public_start(run: Run, population: PopulationLedger, first: State) -> 
     # DP: a run that these very users are charged for left no public model, whatever is declared.
     # DP: a model is known by the digest of its parameters, and a merged one by that of its files, wherever they lie.
     digests = {parameters_digest(first.params_P), run.model.weights_digest()}
-    if of_run in population.runs or not digests.isdisjoint(population.released):
+    # DP: an earlier run on this store may have been charged to another ledger than this run.
+    others = [PopulationLedger.read(path) for path in known_ledgers(Path(run.corpus)) if path.is_file()]
+    for ledger in (population, *others):
+        if of_run not in ledger.runs and digests.isdisjoint(ledger.released):
+            continue
         raise UnprovenCombination(
-            f"{start or 'The model'} was trained on these same users (it is in their ledger, {population.path}), so it "
+            f"{start or 'The model'} was trained on these same users (it is in their ledger, {ledger.path}), so it "
             "is not public for them. Name its run folder in training.init_from, without training.init_is_public: the "
             "cost of that run is then part of the cost of this one."
         )
