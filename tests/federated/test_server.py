@@ -376,6 +376,22 @@ def test_the_run_is_resumed_with_the_next_attempt(run, tmp_path):
     np.testing.assert_array_equal(newest_checkpoint(RunFolder.open(tmp_path / "out")).state.params_P, expected)
 
 
+@pytest.mark.parametrize("began", [CENTRAL, SECURE, None], ids=["central", "secure", "here"])
+def test_a_run_continues_with_the_trust_model_that_it_began_with_alone(run, tmp_path, began):
+    run = replace(run, training=replace(run.training, rounds=2))
+    store, network = unheard.TokenStore.open(run.corpus), LocalNetwork(divided(run.corpus, 7))
+    engines = {choice: FederatedEngine(network, run.model, choice, store) for choice in (CENTRAL, SECURE)}
+    reports = train(run, tmp_path / "out", engine=began or CENTRAL, on=engines.get(began))
+    next(reports)
+    reports.close()
+    for other in {CENTRAL, SECURE, None} - {began}:
+        with pytest.raises(LedgerError, match="whom its users trust"):
+            resume(tmp_path / "out", on=engines.get(other), engine=other)
+    assert len(Ledger.read(tmp_path / "out" / "ledger.jsonl")) == 1
+    list(resume(tmp_path / "out", on=engines.get(began), engine=began))
+    assert list(resume(tmp_path / "out", engine=CENTRAL)) == []  # a complete run computes nothing anywhere
+
+
 def test_parties_and_sessions_of_each_round_are_drawn_anew(run):
     """The other parties and the order of the parties do not reveal which users were drawn."""
     network = LocalNetwork(divided(run.corpus, 30))

@@ -187,10 +187,10 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
     replace_file(folder.vocabulary, (store.path / "vocabulary.txt").read_bytes())
     replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
     ledger = Ledger.create(folder.ledger, ledger_header(run, store, state))
-    if isinstance(engine, EngineWithUsers):
+    if (nodes := nodes_record(engine)) is not None:
         # In a file of its own, not in the ledger's header: model files contain the ledger's hash, and they should equal
         # those of the same run on one machine, byte by byte.
-        replace_file(folder.federated, json.dumps(engine.facts).encode())
+        replace_file(folder.federated, nodes)
     charge_earlier_costs(run, store, ledger)
     JointLedger.register(ledger, population, Path(out).name, parent_ledger(run), store=store.content_digest)
     joint = JointLedger(ledger, population)
@@ -240,7 +240,8 @@ def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
         engine: The engine that will train.
 
     Raises:
-        LedgerError: The folder's ledger belongs to another configuration or another store.
+        LedgerError: The folder's ledger belongs to another configuration or another store, or the run began with other
+            nodes, or without any.
         UnheardError: The run cannot be trained as configured (`check_run`, `check_engine`).
     """
     store = TokenStore.open(run.corpus)
@@ -254,6 +255,17 @@ def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
         )
     if facts.get("corpus") != store.name:
         raise LedgerError(f"{run.corpus} is not the corpus that this run began with. Name the right one with --corpus.")
+    check_nodes(folder, remembered(folder))
+    nodes = nodes_record(engine)
+    is_same = folder.nodes_digest() == (None if nodes is None else hashlib.sha256(nodes).hexdigest())
+    # DP: the statement names the trust model that the run began with; users trusted nobody with more than that.
+    if not is_same and folder.saved_round < run.training.rounds:
+        began = "on its users' nodes" if folder.federated.exists() else "on this machine, without nodes"
+        raise LedgerError(
+            f"{folder.path} began {began} ({folder.federated.name} records it), and its statement says whom its users trust. It "
+            "cannot continue in another way: resume it with --on flower if it has that file, else with --on here, and with "
+            "the same [engine] secure_aggregation; or begin a new run."
+        )
     check_engine(engine, store, run.plan)
     return PreparedRun(run=run, folder=folder, store=store, users=training_users(engine, store))
 
@@ -353,6 +365,11 @@ class EngineWithUsers(Protocol):
     def facts(self) -> dict[str, Any]:
         """The facts about server and nodes that federated.json states, such as whom the users must trust. Public."""
         ...
+
+
+def nodes_record(engine: Engine) -> bytes | None:
+    """Return the content of federated.json for a run on this engine; None for an engine without nodes."""
+    return json.dumps(engine.facts).encode() if isinstance(engine, EngineWithUsers) else None
 
 
 def training_users(engine: Engine, store: TokenStore) -> UserTokens:
