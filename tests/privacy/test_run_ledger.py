@@ -24,6 +24,7 @@ from unheard.errors import (
     InvalidValue,
     LedgerError,
     ModelError,
+    RunFolderError,
     RunFolderMissing,
     UnheardError,
 )
@@ -541,10 +542,14 @@ def test_a_run_that_has_released_no_model_says_so(base, reader):
         MODEL_READERS[reader](base / "r")
 
 
-def test_a_page_is_not_made_of_a_run_that_has_lost_its_model(base):
-    (base / "r" / "model.safetensors").unlink()
+@pytest.mark.parametrize(
+    ("lost", "error"),
+    [("model.safetensors", r"has lost it.*unheard resume"), ("vocabulary.txt", "Copy vocabulary.txt")],
+)
+def test_a_page_is_not_made_of_a_run_that_has_lost_its_model_or_its_words(base, lost, error):
+    (base / "r" / lost).unlink()
     for words in (["report", base / "r", "--out", base / "page"], ["compare", base / "r"]):
-        with pytest.raises(RunFolderMissing, match=r"has lost it.*unheard resume"):
+        with pytest.raises(RunFolderError, match=error):
             invoke(*words)
     assert not (base / "page" / "index.html").exists()
 

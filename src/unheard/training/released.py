@@ -85,7 +85,10 @@ class Released:
             table = json.loads(folder.tokens.read_text(encoding="utf-8")) if folder.tokens.exists() else {}
         except (ValueError, OSError, RecursionError):
             raise RunFolderError(f"{folder.tokens} is damaged: copy it from the corpus.") from None
-        vocabulary = Vocabulary.load(folder.vocabulary)
+        try:
+            vocabulary = Vocabulary.load(folder.vocabulary)
+        except CorpusError as error:  # not an error of a store that may be on another machine
+            raise RunFolderError(f"{error} Copy vocabulary.txt from the corpus.") from None
         named = {
             "vocabulary.txt": (facts.get("vocabulary") or {}).get("sha256"),
             "tokens.json": facts.get("tokens_sha256"),
