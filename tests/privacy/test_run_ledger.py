@@ -32,7 +32,7 @@ from unheard.privacy.ledger import NO_LEDGERS, RECORD, Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.run_ledger import read_run_ledger
 from unheard.report.run_record import RunMonitor, RunRecord
-from unheard.run_folder import RunFolder
+from unheard.run_folder import RunFolder, record_digest
 from unheard.training import released
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint, save_model
 from unheard.training.initialise import population_ledger_of
@@ -152,8 +152,9 @@ def test_measures_of_an_older_model_are_not_shown(base):
     assert RunRecord.read(base / "r").measures is not None
     file = base / "r" / "measures.json"
     content = json.loads(file.read_text())
-    for changed in ({"format": 0}, {"format": 2}, {"model_sha256": "0" * 64}):  # another version, or another model
-        file.write_text(json.dumps(content | changed))
+    for changed in ({"format": 0}, {"format": 3}, {"model_sha256": "0" * 64}):  # another version, or another model
+        changed = content | changed
+        file.write_text(json.dumps(changed | {"sha256": record_digest(changed)}))
         assert RunRecord.read(base / "r").measures is None
     file.write_text(json.dumps(content))
     assert RunRecord.read(base / "r").measures is not None

@@ -255,7 +255,7 @@ def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
         )
     if facts.get("corpus") != store.name:
         raise LedgerError(f"{run.corpus} is not the corpus that this run began with. Name the right one with --corpus.")
-    check_nodes(folder, remembered(folder))
+    check_nodes(folder, saved_positions(folder))
     nodes = nodes_record(engine)
     is_same = folder.nodes_digest() == (None if nodes is None else hashlib.sha256(nodes).hexdigest())
     # DP: the statement names the trust model that the run began with; users trusted nobody with more than that.
