@@ -327,7 +327,9 @@ def test_no_output_takes_the_saved_statement_at_its_word(chain, tmp_path, monkey
     folder.statement.write_text(json.dumps(forged))
     monkeypatch.setattr("unheard.deployment.export.TEXTS", 1)  # compare one text with the model instead of 256
     write_hub_folder(folder.path, tmp_path / "hub")
-    monkeypatch.setattr("unheard.deployment.hub._device_files", lambda *_: {})  # as for a model that has no export
+    monkeypatch.setattr(
+        "unheard.deployment.hugging_face_export._device_files", lambda *_: {}
+    )  # as for a model that has no export
     write_hub_folder(folder.path, tmp_path / "plain")
     stated = [json.loads((tmp_path / name / "statement.json").read_text()) for name in ("hub", "plain")]
     stated += [open_model(folder.path).statement]
