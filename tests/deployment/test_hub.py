@@ -15,9 +15,11 @@ from unheard.deployment.export import export
 from unheard.deployment.hugging_face_export import write_hub_folder
 from unheard.deployment.model import open_model
 from unheard.errors import InvalidValue, LedgerError, RunFolderError, UnprovenCombination
+from unheard.formatting import percent
 from unheard.privacy.ledger import Ledger, run_id
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs
+from unheard.privacy.statement_formats import markdown_line
 from unheard.run_folder import RunFolder
 from unheard.training.run import read_saved_run
 
@@ -171,3 +173,67 @@ def test_a_run_whose_ledger_was_shortened_gets_no_card(run_folder, tmp_path):
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-2]))
     with pytest.raises(LedgerError):
         model_card(tmp_path / "run")
+
+
+@pytest.mark.parametrize("damage", ["changed", "shortened", "gone"])
+def test_a_run_whose_users_have_a_damaged_ledger_gets_no_card(run_folder, store, tmp_path, damage):
+    """A card without the line about all runs would say that there are no others."""
+    shutil.copytree(run_folder, tmp_path / "run")
+    shutil.copytree(store.path, tmp_path / "store")
+    file, ledger = tmp_path / "run" / "run.toml", tmp_path / "store" / "ledger.jsonl"
+    file.write_text(file.read_text().replace(str(store.path), str(tmp_path / "store")))
+    model_card(tmp_path / "run")
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    if damage == "gone":
+        ledger.unlink()
+    else:
+        ledger.write_bytes(
+            b"".join(lines[:-2] if damage == "shortened" else [lines[0].replace(b"1", b"2"), *lines[1:]])
+        )
+    with pytest.raises(LedgerError):
+        model_card(tmp_path / "run")
+
+
+def test_a_card_shows_the_last_evaluation_and_not_the_best(run_folder, tmp_path, monkeypatch):
+    """The accuracy and the epsilon of a card are those of one model, the newest."""
+    rows = [
+        {"round": 2, "accuracy_top1": 0.31, "accuracy_top3": 0.52, "perplexity": 71.0},
+        {"round": 4, "accuracy_top1": 0.24, "accuracy_top3": 0.61, "perplexity": 62.0},
+        {"round": 6, "accuracy_top1": 0.22, "accuracy_top3": 0.43, "perplexity": 83.0},
+    ]
+    monkeypatch.setattr(RunFolder, "read_metrics", lambda self: rows)
+    for card in (model_card(run_folder), write_card(run_folder, tmp_path / "README.md").read_text()):
+        (result,) = yaml.safe_load(card.split("---\n", 2)[1])["model-index"][0]["results"]
+        assert [metric["value"] for metric in result["metrics"]] == [0.22, 0.43, 83.0]
+        assert "after round 6:" in card
+        assert f"| AccuracyTop1 | {percent(0.22)} |" in card
+        assert not any(percent(value) in card for value in (0.31, 0.24, 0.52, 0.61))
+
+
+def test_the_total_on_a_card_comes_with_its_warnings(run_folder, store, tmp_path):
+    """The seed of another run reveals that run's noise, without which the total does not hold."""
+    shutil.copytree(run_folder, tmp_path / "first")
+    shutil.copytree(store.path, tmp_path / "store")
+    file = tmp_path / "first" / "run.toml"
+    file.write_text(file.read_text().replace(str(store.path), str(tmp_path / "store")))
+    run, _ = read_saved_run(file)
+    for name, seed in (("seeded", 987_654_321), ("also", 987_654_322)):
+        training = unheard.Training(rounds=1, reproducible_seed=seed)
+        list(unheard.train(replace(run, training=training), tmp_path / name))
+    total = all_runs(PopulationLedger.read(tmp_path / "store" / "ledger.jsonl"))
+    card = model_card(tmp_path / "first")
+    assert {f"REPRODUCIBLE NOISE in run '{name}'" in card for name in ("seeded", "also")} == {True}
+    for warning in total["warnings"]:
+        assert markdown_line(warning[1:].rstrip(".")) in card
+    assert "98765432" not in card
+
+
+@pytest.mark.parametrize("name", ["population_of", "other_runs", "all_runs"])
+def test_a_total_that_cannot_be_computed_is_an_error_and_never_left_out_of_a_card(run_folder, monkeypatch, name):
+    def fail(*_):
+        raise LedgerError("line 3 was changed")
+
+    monkeypatch.setattr("unheard.deployment.card.other_runs", lambda *_: ["another"])
+    monkeypatch.setattr(f"unheard.deployment.card.{name}", fail)
+    with pytest.raises(LedgerError, match="line 3 was changed"):
+        model_card(run_folder)

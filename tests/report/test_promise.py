@@ -11,7 +11,7 @@ from tests.report.builders import with_statement
 from unheard.errors import UnprovenCombination
 from unheard.formatting import small
 from unheard.report.comparison import Comparison
-from unheard.report.page import STRONG, WEAK, _paragraphs, describe_promise, render_page
+from unheard.report.page import HEADLINES, STRONG, WEAK, _paragraphs, describe_promise, render_page
 from unheard.report.run_record import RunRecord
 
 
@@ -81,6 +81,33 @@ def test_the_guarantee_over_private_runs_is_their_composition(run, tmp_path):
     assert of_run not in " ".join(together)
     assert of_run in alone
     assert tuple(together[1:]) == _paragraphs(total, 4.5e-4) != _paragraphs(record.epsilon, record.delta)
+
+
+@pytest.mark.parametrize("seeded", ["first", "second"])
+def test_a_known_seed_of_any_run_on_the_same_users_leaves_no_guarantee_over_all(run, tmp_path, seeded):
+    """The report on either run warns of it, and names the run."""
+    for name in ("first", "second"):
+        training = replace(run.training, reproducible_seed=7 if name == seeded else None)
+        list(unheard.train(replace(run, ledger=tmp_path / "people.jsonl", training=training), tmp_path / name))
+    for name in ("first", "second"):
+        record = RunRecord.read(tmp_path / name)
+        assert math.isfinite(record.all_runs["claimed"]["epsilon"])
+        words = describe_promise(record)
+        assert (words.grade, words.headline) == ("none", HEADLINES["none"])
+        assert any(f"REPRODUCIBLE NOISE in run '{seeded}'" in warning for warning in words.warnings)
+        assert set(words.warnings) >= {warning[0].upper() + warning[1:] for warning in record.all_runs["warnings"]}
+        assert "REPRODUCIBLE NOISE in run" in render_page(Comparison(records=[record], baseline=record))
+
+
+def test_a_seed_that_only_the_statement_of_the_run_tells_leaves_no_guarantee_over_all(run, tmp_path):
+    for name in ("first", "second"):
+        list(unheard.train(replace(run, ledger=tmp_path / "people.jsonl"), tmp_path / name))
+    record = RunRecord.read(tmp_path / "first")
+    assert describe_promise(record).grade != "none"
+    warnings = ["REPRODUCIBLE NOISE: the noise was drawn from a known seed."]
+    words = describe_promise(with_statement(record, {**record.statement, "warnings": warnings}))
+    assert (words.grade, words.headline) == ("none", HEADLINES["none"])
+    assert set(warnings) <= set(words.warnings)
 
 
 def test_the_guarantee_of_a_single_run_says_that_it_is_for_one_run(compared):

@@ -142,8 +142,8 @@ def _over_all_runs(folder: RunFolder, statement: Mapping[str, Any]) -> str | Non
     """Return what the card says about all runs on the same users together.
 
     Returns:
-        The claim, or the reason why nothing can be claimed. None if the store's ledger is not on this machine, or has
-        no charges other than those of this run.
+        The claim with its warnings, or the reason why nothing can be claimed. None if the store's ledger is not on this
+        machine, or has no charges other than those of this run.
 
     Raises:
         LedgerError: The store's ledger is damaged.
@@ -157,7 +157,10 @@ def _over_all_runs(folder: RunFolder, statement: Mapping[str, Any]) -> str | Non
         others = other_runs(population, run_id(ledger), str(ledger.facts.get("corpus", "")))
         if not others and len(population.events) <= charges:
             return None
-        return markdown_line(all_runs(population)["claim"])
+        total = all_runs(population)
+        # DP: a total without its warnings would promise too much: the seed of another run reveals the noise of that run.
+        warnings = [warning[0].upper() + warning[1:].rstrip(".") for warning in total["warnings"]]
+        return markdown_line(". ".join([total["claim"], *warnings]))
     except UnprovenCombination as error:
         return markdown_line(str(error))
     except LedgerError as error:

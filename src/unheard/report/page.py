@@ -284,7 +284,12 @@ def _series(compared: Comparison, name: str) -> int:
 
 def _sentences(texts: list[str]) -> list[str]:
     """Turn phrases of a privacy statement into sentences, with a capital letter and a full stop."""
-    return [text[0].upper() + text[1:] + "." for text in texts]
+    return [f"{_capitalised(text)}." for text in texts]
+
+
+def _capitalised(text: str) -> str:
+    """Return a text with a capital letter at its beginning."""
+    return text[0].upper() + text[1:]
 
 
 STRONG, WEAK = 1.0, 8.0
@@ -312,7 +317,7 @@ class Promise:
     paragraphs: tuple[str, ...]
     """The explanation, one string per paragraph."""
     warnings: tuple[str, ...]
-    """The warnings of the privacy statement."""
+    """The warnings of the privacy statement, and those about all runs if the guarantee is that of all runs."""
 
 
 def describe_promise(record: RunRecord) -> Promise:
@@ -367,7 +372,10 @@ def _over_all_runs(record: RunRecord, alone: Promise) -> Promise:
         return replace(
             alone, headline=HEADLINES["all"], grade="none", paragraphs=(lost, by_itself + alone.paragraphs[-1])
         )
-    grade = "none" if alone.grade == "none" else _grade(epsilon)
+    warnings = tuple(_capitalised(warning) for warning in total["warnings"])
+    # The seed of any of these runs reveals its noise, and the total does not hold without that noise.
+    is_seeded = any("REPRODUCIBLE NOISE" in warning for warning in (*alone.warnings, *warnings))
+    grade = "none" if is_seeded else _grade(epsilon)
     together = (
         f"{runs} Over all these runs ε = {epsilon_text(epsilon)} by {accountant_title(total['claimed']['accountant'])} at "
         f"δ = {small(delta)}, and this is what each person is promised."
@@ -377,6 +385,7 @@ def _over_all_runs(record: RunRecord, alone: Promise) -> Promise:
         headline=HEADLINES[grade],
         grade=grade,
         paragraphs=(together, *_paragraphs(epsilon, delta), by_itself + alone.paragraphs[-1]),
+        warnings=(*alone.warnings, *warnings),
     )
 
 
@@ -388,7 +397,7 @@ def _grade(epsilon: float) -> str:
 def _describe_run(record: RunRecord) -> Promise:
     """Return the guarantee of one run alone. Its last paragraph states it formally, or says why there is none."""
     statement = record.statement
-    warnings = tuple(warning[0].upper() + warning[1:] for warning in statement["warnings"])
+    warnings = tuple(_capitalised(warning) for warning in statement["warnings"])
     if not record.is_private:
         return Promise(
             headline="No privacy guarantee",
