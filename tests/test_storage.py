@@ -129,6 +129,25 @@ def test_what_is_for_its_owner_alone_is_never_readable_by_others(tmp_path, monke
     assert not [oct(mode) for mode in modes if mode & 0o077]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="other systems have no permissions of this kind")
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_a_crash_left_under_the_temporary_name_neither_shows_nor_stops_a_secret(tmp_path, kind):
+    """A file of the same name that others may read is not written to, nor is the file that a link points to."""
+    path, left, elsewhere = tmp_path / "keys", tmp_path / ".keys.new", tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"readable")
+    elsewhere.chmod(0o666)
+    if kind == "link":
+        left.symlink_to(elsewhere)
+    else:
+        os.link(elsewhere, left)
+    storage.replace_file(path, b"secret", owner_only=True)
+    assert path.read_bytes() == b"secret"
+    assert not path.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert elsewhere.read_bytes() == b"readable"
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "keys"]
+
+
 HOLD = """
 import pathlib, sys
 from unheard import storage
@@ -238,6 +257,23 @@ def test_a_deleted_folder_is_gone_for_good_and_one_that_is_missing_is_no_error(t
     assert os.listdir(tmp_path) == []
     assert synced == [tmp_path.stat().st_ino]
     storage.delete_folder(folder)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_folder_that_is_moved_into_place_is_there_for_good(tmp_path, monkeypatch, exists):
+    """The folder that holds its new name is synced after the move, also if an empty folder was there."""
+    steps, fsync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(storage.os, "fsync", lambda d: (steps.append(os.fstat(d).st_ino), fsync(d))[1])
+    monkeypatch.setattr(storage.os, "replace", lambda a, b: (steps.append("moved"), replace(a, b))[1])
+    out = tmp_path / "runs" / "first"
+    if exists:
+        out.mkdir(parents=True)
+    with storage.staged_folder(out) as folder:
+        (folder / "file").write_bytes(b"x")
+        assert folder in storage.STAGED
+    assert steps == ["moved", out.parent.stat().st_ino]
+    assert os.listdir(out.parent) == ["first"]
+    assert folder not in storage.STAGED
 
 
 @pytest.mark.parametrize("links", [True, False])

@@ -397,6 +397,28 @@ def test_a_user_written_in_pieces_is_one_user(tmp_path):
     assert np.fromfile(tmp_path / "00000.tokens", dtype="<u2").tolist() == [0, 3, 1, 0, 1, 0, 4, 1]
 
 
+def test_a_shard_with_offsets_has_all_of_its_tokens_on_disk(tmp_path, monkeypatch):
+    """A process that dies at any moment leaves no offsets without the tokens that they point into."""
+    steps, fsync, rename = [], os.fsync, os.replace
+
+    def synced(descriptor):
+        steps.append(("on disk", os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+        fsync(descriptor)
+
+    def renamed(before, after):
+        status = os.stat(before)
+        assert ("on disk", status.st_ino, status.st_size) in steps
+        rename(before, after)
+        steps.append(Path(after).name)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    write_shard(tmp_path / "train", 0, arrays([0, 3, 4, 1], [0, 5, 1]), np.dtype("<u2"))
+    assert [step for step in steps if isinstance(step, str)] == ["00000.tokens", "00000.offsets"]
+    assert steps[-1][1] == (tmp_path / "train").stat().st_ino
+    assert sorted(os.listdir(tmp_path / "train")) == ["00000.offsets", "00000.tokens"]
+
+
 def test_a_store_stands_for_its_path(store):
     assert Path(store) == store.path
     assert TokenStore.open(store).name == store.name
