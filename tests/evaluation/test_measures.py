@@ -216,6 +216,34 @@ def test_written_measures_hold_no_count_of_users(measures):
     assert "num_users" not in text
 
 
+def test_measures_are_these_figures_and_no_others(measures):
+    """A further figure could be one of a single user, or tell how many there are."""
+    accuracies = {"accuracy_top1", "accuracy_top3", "accuracy_top5"}
+    figures = {"tokens", "users", "bands"}
+    assert set(measures) == figures | {
+        *("format", "max_tokens", "unroll", "head_words", "baselines", "baselines_fitted_on", "prompts")
+    }
+    for found in (measures, *measures["baselines"].values()):
+        assert set(found) & figures == figures
+        assert set(found["tokens"]) == accuracies | {"accuracy_top1_words", "loss", "perplexity", "tokens"}
+        assert set(found["users"]) == accuracies | {"perplexity"}
+        assert all(set(row) == {"mean", "p5", "p25", "p50", "p75", "p95"} for row in found["users"].values())
+        for band in found["bands"]:
+            assert set(band) - {"first", "last"} == accuracies | {"band", "share", "targets"}
+    assert all(set(found) == figures for found in measures["baselines"].values())
+    assert all(set(prompt) == {"text", "words"} for prompt in measures["prompts"])
+
+
+def test_a_held_out_user_who_wrote_nothing_changes_no_measure(what, measures):
+    nobody = User(np.array([BOS]))
+    found = full_measures(
+        replace(what, held_out=[*what.held_out, nobody]),
+        unheard.Evaluation(max_tokens=10_000, unroll=UNROLL),
+        prompts=["w1 w2"],
+    )
+    assert found == measures
+
+
 def test_measures_are_of_the_newest_model_or_of_none(tmp_path, measures):
     folder = RunFolder(tmp_path)
     assert folder.read_measures() is None

@@ -9,8 +9,8 @@ import torch
 from typer.testing import CliRunner
 
 import unheard
-from unheard.deployment.hugging_face_export import write_language_model
-from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.deployment.hugging_face_export import _difference, write_language_model
+from unheard.errors import InvalidValue, ModelError, UnprovenCombination
 from unheard.models.hugging_face import read_base
 
 from .conftest import model_of, run_of
@@ -127,6 +127,38 @@ def test_gguf_is_read_back_with_the_same_scores(trained, tmp_path, capsys):
     own = unheard.Released.open(trained).tokenizer
     assert tokenizer.tokenize("i like tea") == own.split("i like tea")
     assert merged.statement == written.statement
+
+
+@pytest.mark.parametrize(("to", "most"), [("adapter", 1e-4), ("merged", 1e-4), ("gguf", 2e-2)])
+def test_a_written_model_with_other_scores_is_not_kept(trained, tmp_path, monkeypatch, to, most):
+    """The statement beside it is about the run's own model. A difference that is no number is too large."""
+    for difference in (most, 2 * most, float("nan"), float("inf")):
+        monkeypatch.setattr("unheard.deployment.hugging_face_export._difference", lambda *_, d=difference: d)
+        with pytest.raises(ModelError, match="other scores"):
+            write_language_model(trained, tmp_path / "out", to)
+        assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("unheard.deployment.hugging_face_export._difference", lambda *_: 0.9 * most)
+    assert write_language_model(trained, tmp_path / "out", to).difference == 0.9 * most
+
+
+def test_a_difference_of_scores_is_relative_and_of_all_scores():
+    """Two models are compared on the scores of all words, so that no changed weight of the output is missed."""
+
+    class Scores:
+        def __init__(self, logits):
+            self.logits, self.config = logits, type("Config", (), {"vocab_size": 5})
+
+        def __call__(self, rows, use_cache):
+            assert rows.shape == (1, 24)
+            assert rows.max() < 5
+            return self
+
+    own_1TV = torch.arange(1.0, 121.0).reshape(1, 24, 5)
+    for t, v in ((0, 0), (11, 2), (23, 4)):
+        other_1TV = own_1TV.clone()
+        other_1TV[0, t, v] += 3.0
+        assert _difference(Scores(own_1TV), Scores(other_1TV)) == pytest.approx(3.0 / float(own_1TV.norm()))
+    assert _difference(Scores(own_1TV), Scores(own_1TV)) == 0
 
 
 def test_formats_that_do_not_fit_are_refused(base, corpus, tmp_path):
