@@ -230,10 +230,12 @@ def test_an_export_whose_statement_cannot_be_read_is_refused(exported, tmp_path,
         open_model(copy)
 
 
-def test_an_export_with_other_words_than_its_model_has_rows_is_refused(exported, tmp_path):
+@pytest.mark.parametrize("change", ["a word more", "a word less"])
+def test_an_export_with_other_words_than_its_model_has_rows_is_refused(exported, tmp_path, change):
     """The digests are valid, as in a forged export."""
     copy = shutil.copytree(exported.path, tmp_path / "copy")
-    content = (copy / "vocabulary.txt").read_bytes() + b"more\n"
+    words = (copy / "vocabulary.txt").read_bytes().splitlines(keepends=True)
+    content = b"".join([*words, b"more\n"] if change == "a word more" else words[:-1])
     (copy / "vocabulary.txt").write_bytes(content)
     record = json.loads((copy / "export.json").read_text())
     record["files"]["vocabulary.txt"]["sha256"] = hashlib.sha256(content).hexdigest()
@@ -282,3 +284,15 @@ def test_the_export_keeps_the_released_parameters(exported, run_folder, model):
     params = model.layout.split(load_model(run_folder / "model.safetensors", model))
     right = params["embedding"] / params["embedding"].norm(dim=1, keepdim=True)
     assert np.allclose(words.T, right.numpy(), atol=1e-6)
+
+
+def test_the_figures_of_an_agreement_are_shares_of_what_was_compared():
+    found = Agreement()
+    scores_NV = np.tile(np.arange(10.0), (3, 1))
+    other_NV = scores_NV.copy()
+    other_NV[:, 9] = -1.0  # the best word of torch is not among the suggestions
+    found.add(scores_NV[:1], other_NV[:1])
+    found.add(scores_NV, scores_NV)
+    expected = {"contexts": 4, "same_first_choice": 3 / 4, "same_suggestions_of_three": 11 / 12}
+    assert found.numbers() == {**expected, "furthest_scores_apart": 10.0}
+    assert not found.is_equal

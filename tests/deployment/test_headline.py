@@ -79,3 +79,10 @@ def test_a_model_whose_statement_lacks_a_part_is_not_opened(two_models, changes)
     broken = {key: value for key, value in (whole | changes).items() if value is not None}
     with pytest.raises(ModelError, match="its privacy statement cannot be read"):
         replace(two_models[0], statement=broken)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 22.0, "infinity"])
+def test_every_warning_is_shown_but_the_one_that_the_headline_repeats(two_models, epsilon):
+    warnings = ["epsilon is infinite: no noise", "rounds were charged twice", "delta is large"]
+    shown = description(two_models[0], epsilon, warnings=warnings)["warnings"]
+    assert shown == ["Rounds were charged twice", "Delta is large"]

@@ -244,6 +244,15 @@ def test_a_held_out_user_who_wrote_nothing_changes_no_measure(what, measures):
     assert found == measures
 
 
+def test_the_log_of_an_evaluation_names_the_run_and_no_place_or_figure(tmp_path, measures, caplog):
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.model.write_bytes(b"a model")
+    with caplog.at_level("INFO"):
+        write_measures(folder, measures)
+    assert [record.getMessage() for record in caplog.records] == ["run: measures.json written"]
+
+
 def test_measures_are_of_the_newest_model_or_of_none(tmp_path, measures):
     folder = RunFolder(tmp_path)
     assert folder.read_measures() is None

@@ -1,12 +1,14 @@
 """Plots: files without a browser, axes that begin at zero or above, colours with enough contrast."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from tests.report.builders import made_up_record
 from unheard.report.comparison import Comparison
-from unheard.report.plots import accuracy_by_round, share_scale, write_images, write_svg
+from unheard.report.plots import accuracy_by_round, epsilon_by_round, share_scale, write_images, write_svg
+from unheard.report.run_record import accuracy_points
 from unheard.report.style import DARK, LIGHT
 
 
@@ -47,3 +49,29 @@ def test_no_axis_of_accuracy_begins_below_zero(accuracies, tmp_path):
 def test_a_scale_leaves_out_values_that_are_missing():
     assert share_scale([None, float("nan"), 0.5, 0.6]) == share_scale([0.5, 0.6])
     assert share_scale([]) == share_scale([0.0])
+
+
+def test_the_plot_of_epsilon_has_each_claim_and_each_budget(compared):
+    private = compared.records[1]
+    budgets = [
+        replace(private, name=f"b{e}", tables={**private.tables, "privacy": {"budget_epsilon": e}}) for e in (7, 9)
+    ]
+    plot = epsilon_by_round(Comparison(records=[compared.records[0], *budgets, private], baseline=private))
+    assert plot is not None
+    *lines, ring = plot.spec["layer"]
+    assert [(row["run"], row["epsilon"], row["round"]) for row in ring["data"]["values"]] == [
+        (record.name, record.epsilon, record.rounds) for record in (*budgets, private)
+    ]
+    assert [row["value"] for row in lines[0]["data"]["values"]] == [7, 9]
+    assert {row["run"] for row in plot.spec["data"]["values"]} == {"b7", "b9", "private"}
+
+
+def test_the_bold_curve_of_accuracy_is_smoothed_and_the_thin_one_is_each_evaluation(compared):
+    plot = accuracy_by_round(compared)
+    assert plot is not None
+    curves = [layer for layer in plot.spec["layer"] if layer["mark"]["type"] == "line"]
+    assert {layer["encoding"]["y"]["field"]: layer["mark"]["opacity"] for layer in curves} == {
+        "value": 0.4,
+        "smoothed": 1,
+    }
+    assert plot.spec["data"]["values"] == [point for record in compared.records for point in accuracy_points(record)]

@@ -45,3 +45,29 @@ def test_each_figure_of_the_summary_is_that_of_its_own_run(compared):
     assert rows["by moments, as in the paper"] == ["∞", "9.50"]
     assert rows["δ"] == ["—", "3 × 10⁻⁷"]
     assert rows["users, declared"] == [f"{record.facts['population']:,}" for record in (plain, private)]
+
+
+def test_each_figure_of_the_summary_is_named_as_what_it_is(compared):
+    """The users of a round are an expected number, those of a run a declared one: the true ones are private."""
+    names = [row[0] for row in tables.summary(compared).rows]
+    assert names == [
+        "AccuracyTop1, held-out",
+        "  smoothed over 5 evaluations",
+        "AccuracyTop3",
+        "perplexity",
+        "ε, claimed",
+        "  by moments, as in the paper",
+        "δ",
+        "ε hypothetical, as if 1,000,000 users",
+        "rounds",
+        "users per round, expected",
+        "users, declared",
+    ]
+
+
+def test_the_baselines_of_a_table_say_on_whose_text_they_were_fitted(compared):
+    for fitted in ("other held-out users", "the corpus's public users"):
+        measured = {name: {**m, "baselines_fitted_on": fitted} for name, m in compared.measured.items()}
+        table = tables.accuracies(measured)
+        assert table.note == f"The baselines were fitted on the text of {fitted}, never on text of training users."
+        assert sum(row[0].endswith("(baseline)") for row in table.rows) == 2

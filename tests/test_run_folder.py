@@ -1,0 +1,44 @@
+"""run_folder.py: a folder appears whole or not at all, and a file that cannot be read is not one that is missing."""
+
+import hashlib
+import json
+import os
+
+import pytest
+
+from unheard.errors import CheckpointCorrupt, RunFolderError, RunFolderExists
+from unheard.run_folder import RunFolder, read_facts
+
+
+def test_a_run_that_finds_its_place_taken_leaves_nothing_beside_it(tmp_path):
+    staged = RunFolder.begin(tmp_path / "run")
+    (staged.path / "run.toml").write_text("")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").write_text("of another run")
+    with pytest.raises(RunFolderExists):
+        staged.publish(tmp_path / "run")
+    assert os.listdir(tmp_path) == ["run"]
+    assert os.listdir(tmp_path / "run") == ["file"]
+
+
+@pytest.mark.parametrize("facts", [[], "x", None, 3, True])
+def test_facts_of_a_checkpoint_that_are_no_table_are_refused(tmp_path, facts):
+    header = json.dumps({"__metadata__": {"unheard": json.dumps({"facts": facts})}}).encode()
+    (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointCorrupt):
+        read_facts(tmp_path / "file")
+
+
+def test_only_a_missing_record_of_nodes_has_no_digest(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.nodes_digest() is None
+    folder.federated.write_bytes(b"{}")
+    assert folder.nodes_digest() == hashlib.sha256(b"{}").hexdigest()
+    folder.federated.unlink()
+    folder.federated.symlink_to("nowhere")
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        folder.nodes_digest()
+    folder.federated.unlink()
+    folder.federated.mkdir()
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        folder.nodes_digest()
