@@ -158,7 +158,7 @@ def _over_all_runs(folder: RunFolder, statement: Mapping[str, Any]) -> str | Non
         if not others and len(population.events) <= charges:
             return None
         total = all_runs(population)
-        # DP: a total without its warnings would promise too much: the seed of another run reveals the noise of that run.
+        # A total without its warnings would promise too much: the seed of another run reveals the noise of that run.
         warnings = [warning[0].upper() + warning[1:].rstrip(".") for warning in total["warnings"]]
         return markdown_line(". ".join([total["claim"], *warnings]))
     except UnprovenCombination as error:
