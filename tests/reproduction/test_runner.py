@@ -20,6 +20,7 @@ from reproduction.scheduling import Step, Throughput, jobs_of, steps_by_rank
 from reproduction.workspace import Workspace
 
 from reproduction import runner
+from unheard.corpus.store import write_store
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
 from unheard.privacy import accountants, budget, statement
@@ -32,8 +33,9 @@ SIX = replace(SMOKE, most_rounds=6, evaluate_every=2, checkpoint_every=2)
 TWO_RUNS = Step(recipes=("estimators",), runs=("baseline", "variable-fixed*"))
 
 
-def workplace(store, folder: Path, scale=SIX, roles=("main",), **more) -> Workspace:
-    corpora = find_corpora([f"{role}={store.path}" for role in roles])
+def workplace(store, folder: Path, scale=SIX, roles=("main",), other: Path | None = None, **more) -> Workspace:
+    paths = dict.fromkeys(roles, store.path) | ({} if other is None else {"other": other})
+    corpora = find_corpora([f"{role}={path}" for role, path in paths.items()])
     return Workspace(corpora=corpora, work=folder / "work", results=folder / "results", scale=scale, **more)
 
 
@@ -54,8 +56,20 @@ def test_a_kill_on_a_cpu_costs_few_rounds(store, tmp_path):
 
 @pytest.fixture(scope="module")
 def everything(store, tmp_path_factory):
-    """Run all recipes in their tiny form, with the same small store for each role."""
-    place = workplace(store, tmp_path_factory.mktemp("all"), SMOKE, CORPORA)
+    """Run all recipes in their tiny form. All roles have the same small store, except `other`.
+
+    The store of `other` has the same held-out users, and one training user less: a model that was trained on the main
+    store is not public for its users. The population is a part of the id of a seeded run, so the ids differ too.
+    """
+    users = store.train
+    others = write_store(
+        tmp_path_factory.mktemp("other") / "counting",
+        train=[users.tokens(k) for k in range(users.num_users - 1)],
+        held_out=[store.held_out.tokens(k) for k in range(store.held_out.num_users)],
+        vocabulary=store.vocabulary,
+        info={key: store.info[key] for key in ("tokens", "vocabulary")},
+    )
+    place = workplace(store, tmp_path_factory.mktemp("all"), SMOKE, CORPORA, other=others.path)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
             accountants, "WIDEST_GRID", 0.0
@@ -100,7 +114,7 @@ def test_a_result_has_all_that_exhibits_need(everything):
     assert private.settings["noise"] == {"kind": "gaussian", "noise_std": 0.003}
     assert results["other-baseline"].accuracy_elsewhere["main"]["accuracy_top1"] >= 0
     assert baseline.accuracy_elsewhere == {}
-    # both roles have the same text, so both accuracies are equal
+    # both roles have the same held-out text, so both accuracies are equal
     here = results["other-baseline"].evaluations[-1]["accuracy_top1"]
     assert results["other-baseline"].accuracy_elsewhere["main"]["accuracy_top1"] == here
 
