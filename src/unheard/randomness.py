@@ -91,31 +91,28 @@ class StreamPart:
     def standard_normal(self, out: np.ndarray) -> None:
         """Fill `out` with the standard normals that `generator()` would draw.
 
-        Creating a generator takes five times as long as setting the state of an existing one, so the method reuses
-        generators of earlier calls. No two threads use one generator at the same time.
-
         Raises:
             RuntimeError: The part was drawn from before.
         """
-        try:
-            rng = _IDLE.pop()
-        except IndexError:
-            rng = _generator(bytes(KEY_BYTES))
+        rng = _idle_generator()
         self._begin(rng).standard_normal(out=out)
         _IDLE.append(rng)
 
-    def further(self, index: int) -> np.random.Generator:
-        """Return a generator of extra random numbers that belong to the `index`-th number of this part.
+    def further(self, index: int, number: int) -> int:
+        """Return 64 extra random bits that belong to the `index`-th number of this part.
 
-        No other index, part or method draws these numbers. A second call with the same index repeats them.
+        No other index, part or method draws these bits. A second call with the same arguments repeats them.
 
         Args:
             index: The position of the number in this part, below 2^31.
+            number: Which extra bits: 0 for the first 64, 1 for the next 64, below 2^32.
         """
-        rng = _generator(bytes(KEY_BYTES))
+        rng = _idle_generator()
         # DP: beyond the part's own numbers, and 2^32 numbers for each index, so that no two of them share one.
-        self._move(rng, (index + 1) << 32)
-        return rng
+        self._move(rng, ((index + 1) << 32) + number)
+        bits = int(rng.bit_generator.random_raw())
+        _IDLE.append(rng)
+        return bits
 
     def round_keys(self) -> np.ndarray:
         """Return the round keys of AES, uint32 [44], with which a GPU draws this part and the parts after it.
@@ -125,10 +122,12 @@ class StreamPart:
         Raises:
             RuntimeError: The part was drawn from before, or it is not the first of a new stream.
         """
-        rng = self._begin(_generator(bytes(KEY_BYTES)))
-        if not is_new(rng):
+        rng = self._begin(_idle_generator())
+        state = rng.bit_generator.state["s"]
+        _IDLE.append(rng)
+        if not _is_at_start(state):
             raise RuntimeError("This part of a stream does not begin where the stream begins.")
-        return rng.bit_generator.state["s"]["seed"].view(np.uint32).copy()
+        return state["seed"].view(np.uint32).copy()
 
     def _begin(self, rng: np.random.Generator) -> np.random.Generator:
         """Set a generator to the beginning of this part and return it. Raise `RuntimeError` at the second call."""
@@ -150,7 +149,18 @@ class StreamPart:
 _EMPTY = 64
 """The offset in the state of an `AESCounter` whose buffer of computed numbers is empty."""
 _IDLE: list[np.random.Generator] = []
-"""Generators that no thread is using. `StreamPart.standard_normal` sets their state before each use."""
+"""Generators that no thread is using. `StreamPart` sets their state before each use."""
+
+
+def _idle_generator() -> np.random.Generator:
+    """Return a generator that no other thread uses, in any state. The caller appends it to `_IDLE` after use.
+
+    Creating a generator takes five times as long as setting the state of an existing one.
+    """
+    try:
+        return _IDLE.pop()
+    except IndexError:
+        return _generator(bytes(KEY_BYTES))
 
 
 def split_stream(rng: np.random.Generator, count: int) -> list[StreamPart]:
@@ -177,8 +187,12 @@ def split_stream(rng: np.random.Generator, count: int) -> list[StreamPart]:
 
 def is_new(rng: np.random.Generator) -> bool:
     """Whether `rng` is a generator of this module from which no number has been drawn."""
-    state = rng.bit_generator.state.get("s", {}) if isinstance(rng.bit_generator, AESCounter) else {}
-    return state.get("offset") == _EMPTY and not state["counter"][:2].any()
+    return isinstance(rng.bit_generator, AESCounter) and _is_at_start(rng.bit_generator.state["s"])
+
+
+def _is_at_start(state: dict[str, Any]) -> bool:
+    """Whether the state of an `AESCounter` is that before its first number."""
+    return state["offset"] == _EMPTY and not state["counter"][:2].any()
 
 
 def _generator(key: bytes) -> np.random.Generator:

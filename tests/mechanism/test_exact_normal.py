@@ -72,16 +72,13 @@ class Bits:
     """A source of further words: the given words, then zeros, the same for every index."""
 
     def __init__(self, *words: int) -> None:
-        self.words = list(words)
+        self.words = words
 
-    def integers(self, low: int, high: int, dtype: type) -> np.uint64:
-        return np.uint64(self.words.pop(0) if self.words else 0)
+    def further(self, index: int, number: int) -> int:
+        return self(number)
 
-    def further(self, index: int) -> "Bits":
-        return Bits(*self.words)
-
-    def __call__(self) -> "Bits":
-        return self
+    def __call__(self, number: int) -> int:
+        return self.words[number] if number < len(self.words) else 0
 
 
 def tail(x: float) -> int:
@@ -141,16 +138,16 @@ def test_further_digits_of_a_normal_are_its_own_and_none_is_drawn_twice(offset, 
     with mpmath.workprec(400):
         boundary = int(mpmath.floor(mpmath.erfc(mpmath.mpf(0.5) / mpmath.sqrt(2)) / 2 * 2**192))
     second, third = boundary >> 64 & (2**64 - 1), (boundary & (2**64 - 1)) + offset
-    asked: list[int] = []
+    asked: list[tuple[int, int]] = []
 
-    def further(index: int) -> Bits:
-        asked.append(index)
-        return Bits(second, third)
+    def further(index: int, number: int) -> int:
+        asked.append((index, number))
+        return Bits(second, third)(number)
 
     words = np.full(4, 2 * (boundary >> 128), np.uint64)
     drawn = exact_normal.ExactNormals(words, np.full(4, 0.5), SimpleNamespace(further=further))  # pyright: ignore
     assert drawn.rounded(1.0).tolist() == [expected] * 4
-    assert asked == [0, 1, 2, 3]
+    assert asked == [(index, number) for index in range(4) for number in (0, 1)]
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan, 2.0**43])

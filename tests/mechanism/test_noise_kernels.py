@@ -85,6 +85,14 @@ def test_a_gpu_draws_the_integers_that_a_cpu_draws(kernels, scale, at_once, monk
     )
 
 
+def test_a_second_draw_of_the_same_size_leaves_the_first_unchanged(kernels):
+    """Draws of one size share their memory, and on a GPU a recorded graph. (Four draws, so that it runs again.)"""
+    kernels._kept.cache_clear()
+    drawn = [draw(kernels, reproducible_generator(seed), 1501, 2.0**21.3) for seed in range(4)]
+    for seed, integers in enumerate(drawn):
+        assert np.array_equal(integers, on_cpu(reproducible_generator(seed), 1501, 2.0**21.3))
+
+
 def put(kernels, words, values, scale, most=10, below=0.49):
     """Run `_round` on given words and values."""
     count = len(words)

@@ -223,7 +223,7 @@ class _Step:
         """Record the step as a CUDA graph. The deltas stay zero, because the stream in the buffers is still padding."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self.compute()
         self.graph = graph
 

@@ -135,24 +135,22 @@ def decided_below(scale: float, error: float = ERROR, largest_x: float = LARGEST
     return 0.5 - (1 + largest_x) * error * scale - 2.0**-52
 
 
-def round_exactly(
-    digits_of_p: int, scale: float, further: Callable[[], np.random.Generator], *, error: float = ERROR
-) -> int:
+def round_exactly(digits_of_p: int, scale: float, further: Callable[[int], int], *, error: float = ERROR) -> int:
     """Do step 3: return the integer n for which P is between Q((n + 1/2) / scale) and Q((n - 1/2) / scale).
 
     Args:
         digits_of_p: The first 64 binary digits of P, as an integer.
         scale: As in `ExactNormals.rounded`.
-        further: Returns a generator for the further digits of this P, which no other P uses (`StreamPart.further`).
+        further: Returns the next 64 digits of this P, the next after them and so on, for the numbers 0, 1, … No other P
+            uses these digits (`StreamPart.further`).
         error: As in `ExactNormals.rounded`.
     """
-    p, digits, rng = digits_of_p, DIGITS, None
+    p, digits = digits_of_p, DIGITS
 
     def extend() -> None:
         """Append 64 more uniform binary digits to P."""
-        nonlocal p, digits, rng
-        rng = rng or further()
-        p, digits = (p << 64) | int(rng.integers(0, 2**64, dtype=np.uint64)), digits + 64
+        nonlocal p, digits
+        p, digits = (p << 64) | further(digits // 64 - 1), digits + 64
 
     while p < 2**50:  # until the digits that are not drawn can change x by less than `ERROR`
         extend()

@@ -20,7 +20,8 @@ are rounded one by one (no fused multiply-add), in the same order as there.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import cache, lru_cache, partial
+from threading import Lock
 
 import numpy as np
 import torch
@@ -65,36 +66,16 @@ def rounded_normals_on(
         RuntimeError: The stream was drawn from before, or float64 cannot decide far more numbers than expected.
     """
     check_scale(scale)
-    # The space for numbers that float64 cannot decide: four times the expected number, and 64 more.
+    # The space for numbers that float64 cannot decide: four times the expected number, and 64 more, rounded up so that
+    # similar scales use the same memory.
     share = 2 * SMALLEST * 2.0**-DIGITS + 2 * (1 + LARGEST_X) * error * scale
-    most = min(count, int(4 * count * share) + 64)
-    # The scale, the limit of step 2 and the 44 round keys. They are passed in memory, because Triton would pass float
-    # arguments of a kernel in float32.
+    most = min(count, 1 << (int(4 * count * share) + 63).bit_length())
     numbers = np.empty(24)
     numbers[:2] = scale, decided_below(scale, error)
     numbers[2:] = parts[0].round_keys().view(np.float64)
-    with _own_stream(device):
-        numbers_24 = to_device(numbers, device)
-        keys, at_once = numbers_24[2:].view(torch.int32), min(count, AT_ONCE)
-        word_L = torch.empty(at_once, dtype=torch.int64, device=device)
-        value_L = torch.empty(at_once, dtype=torch.float64, device=device)
-        rounded_P = torch.empty(count, dtype=torch.int64, device=device)
-        # The count of undecided numbers, then their indices, then their words.
-        undecided = torch.zeros(1 + 2 * most, dtype=torch.int64, device=device)
-        for first in range(0, count, at_once):
-            number = min(at_once, count - first)
-            _draw[(triton.cdiv(number, 2 * BLOCK),)](
-                keys, _mixed_s_box(device), word_L, value_L, first // 2, number,
-                PER_PART=per_part, UNIT=2.0**-DIGITS, BLOCK=BLOCK, num_warps=4,
-            )  # fmt: skip
-            torch.special.ndtri(value_L, out=value_L)
-            _round[(triton.cdiv(number, BLOCK),)](
-                word_L, value_L, rounded_P, undecided, numbers_24, first, number, most,
-                SMALLEST=2 * SMALLEST, BLOCK=BLOCK, num_warps=4,
-            )  # fmt: skip
-        listed = host_memory(tuple(undecided.shape), torch.int64, device)
-        listed.copy_(undecided, non_blocking=True)
-        _wait(device)
+    with _LOCK, _own_stream(device):
+        kernels = _Kernels.of(device, per_part, count, most)
+        rounded_P, listed = kernels.run(numbers)
         number = int(listed[0])
         # DP: a rounding that float64 cannot decide is never taken from float64.
         if number > most:
@@ -112,6 +93,91 @@ def rounded_normals_on(
         return rounded_P, torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
+_LOCK = Lock()
+"""Held by the thread that draws, because draws of the same size share their memory."""
+
+
+class _Kernels:
+    """The kernels of a draw, with their memory.
+
+    On a GPU they are recorded as a CUDA graph, because starting them one by one takes the interpreter longer than they
+    take the GPU, and the thread that trains waits for the interpreter meanwhile.
+
+    Args:
+        device: As in `rounded_normals_on`.
+        per_part: As in `rounded_normals_on`.
+        count: As in `rounded_normals_on`.
+        most: The largest number of integers that float64 may leave undecided.
+    """
+
+    def __init__(self, device: torch.device, per_part: int, count: int, most: int) -> None:
+        self.device, self.per_part, self.count, self.most = device, per_part, count, most
+        at_once = min(count, AT_ONCE)
+        # The scale, the limit of step 2 and the 44 round keys. They are passed in memory, because Triton would pass
+        # float arguments of a kernel in float32.
+        self.given = host_memory((24,), torch.float64, device)
+        self.numbers = torch.empty(24, dtype=torch.float64, device=device)
+        self.word_L = torch.empty(at_once, dtype=torch.int64, device=device)
+        self.value_L = torch.empty(at_once, dtype=torch.float64, device=device)
+        self.rounded_P = torch.empty(count, dtype=torch.int64, device=device)
+        # The count of undecided numbers, then their indices, then their words.
+        self.undecided = torch.empty(1 + 2 * most, dtype=torch.int64, device=device)
+        self.listed = host_memory((1 + 2 * most,), torch.int64, device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @staticmethod
+    def of(device: torch.device, per_part: int, count: int, most: int) -> "_Kernels":
+        """Return the kernels of a draw: those of an earlier draw of the same size, unless the draw is very large."""
+        return _kept(device, per_part, count, most) if count <= AT_ONCE else _Kernels(device, per_part, count, most)
+
+    def run(self, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Draw and round, wait until the GPU is done, and return the integers and the list of undecided ones."""
+        np.copyto(self.given.numpy(), numbers)
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self._queue()
+        # DP: the next draw overwrites the memory of this one, so the caller gets a copy.
+        rounded_P = self.rounded_P.clone() if self.count <= AT_ONCE else self.rounded_P
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+            if self.graph is None and self.count <= AT_ONCE:
+                self.graph = self._recorded()
+        return rounded_P, self.listed.numpy()
+
+    def _queue(self) -> None:
+        """Queue the copies and the kernels of one draw."""
+        self.numbers.copy_(self.given, non_blocking=True)
+        self.undecided.zero_()
+        keys, at_once = self.numbers[2:].view(torch.int32), len(self.word_L)
+        for first in range(0, self.count, at_once):
+            number = min(at_once, self.count - first)
+            _draw[(triton.cdiv(number, 2 * BLOCK),)](
+                keys, _mixed_s_box(self.device), self.word_L, self.value_L, first // 2, number,
+                PER_PART=self.per_part, UNIT=2.0**-DIGITS, BLOCK=BLOCK, num_warps=4,
+            )  # fmt: skip
+            torch.special.ndtri(self.value_L, out=self.value_L)
+            _round[(triton.cdiv(number, BLOCK),)](
+                self.word_L, self.value_L, self.rounded_P, self.undecided, self.numbers, first, number, self.most,
+                SMALLEST=2 * SMALLEST, BLOCK=BLOCK, num_warps=4,
+            )  # fmt: skip
+        self.listed.copy_(self.undecided, non_blocking=True)
+
+    def _recorded(self) -> torch.cuda.CUDAGraph:
+        """Record the kernels, without running them. They ran once before, so that they are compiled."""
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may allocate memory and start kernels meanwhile.
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(self.device), capture_error_mode="thread_local"):
+            self._queue()
+        return graph
+
+
+@lru_cache(maxsize=2)
+def _kept(device: torch.device, per_part: int, count: int, most: int) -> _Kernels:
+    """Return kernels whose memory is kept for later draws of the same size."""
+    return _Kernels(device, per_part, count, most)
+
+
 def _own_stream(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which CUDA work is queued on the stream of the noise. It does nothing on a CPU."""
     return torch.cuda.stream(_noise_stream(device)) if device.type == "cuda" else nullcontext()
@@ -121,12 +187,6 @@ def _own_stream(device: torch.device) -> AbstractContextManager[object]:
 def _noise_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the CUDA stream of the noise, one per device."""
     return torch.cuda.Stream(device)
-
-
-def _wait(device: torch.device) -> None:
-    """Wait for the work on the stream of the noise, and not for other streams."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
 
 
 @cache

@@ -293,7 +293,7 @@ def _recorded(take: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """Record one local step as a CUDA graph and return the graph."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         take()
     return graph
 
