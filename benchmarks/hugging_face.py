@@ -334,8 +334,6 @@ VARIANTS: dict[str, Mapping[tuple[Any, str], Any]] = {
         (model_module, "gated_layers"): lambda module: None,
         (engine_module, "fast_score_gradient"): lambda: torch.compile(model_module.score_gradient, dynamic=False),
     },
-    "blocks of 32 tokens": {(engine_module, "BLOCK"): 32},
-    "blocks of 64 tokens": {(engine_module, "BLOCK"): 64},
     "2 places for each batch": {(engine_module, "PLACES"): 2},
     "separate products": {(model_module, "SAME_INPUT"): (), (model_module, "gated_layers"): lambda module: None},
     "FlashAttention": {(model_module, "USES_KERNELS"): False},
@@ -407,16 +405,15 @@ def check_low_rank(tokens: int, users: int = 8, wide: int = 576, rank: int = 8) 
     make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     x, grad, weight = (torch.randn(n, wide, **make) for n in (tokens, tokens, wide))
     a, b = torch.randn(users, rank, wide, device="cuda"), torch.randn(users, wide, rank, device="cuda")
-    user_K = torch.arange(users, device="cuda").repeat_interleave(tokens // users // engine_module.BLOCK)
     ends = torch.arange(users + 1, device="cuda", dtype=torch.int32) * (tokens // users)
     span_2C = torch.stack([ends[:-1], ends[1:]])
-    others: Any = ([0], [2.0], user_K)
+    others: Any = ([0], [2.0], span_2C)
     whole, small = layers_module.low_rank_product(x, weight, None, [a], [b], *others)
-    given = [whole, *layers_module.low_rank_gradients(grad, x, small, weight, [a], [b], *others, span_2C)]
+    given = [whole, *layers_module.low_rank_gradients(grad, x, small, weight, [a], [b], *others)]
     with switched({(layers_module, "USES_KERNELS"): False}):
         x, grad, weight = (t.float() for t in (x, grad, weight))
         whole, small = layers_module.low_rank_product(x, weight, None, [a], [b], *others)
-        expected = [whole, *layers_module.low_rank_gradients(grad, x, small, weight, [a], [b], *others, span_2C)]
+        expected = [whole, *layers_module.low_rank_gradients(grad, x, small, weight, [a], [b], *others)]
     names = ("product", "gradient by x", "gradient by A", "gradient by B")
     return {f"low-rank {name}": relative(one, other) for name, one, other in zip(names, given, expected, strict=True)}
 
@@ -630,10 +627,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="as --parts, and try other settings of the kernels")
     parser.add_argument("--streams", action="store_true", help="only count the streams of the rows with LoRA")
     parser.add_argument("--stop-after", type=float, default=math.inf, metavar="SECONDS")
-    parser.add_argument("--block", type=int, help="tokens of a block of LoRA, instead of the engine's choice")
     args = parser.parse_args()
-    if args.block:
-        engine_module.BLOCK = args.block
     begun, lines = time.perf_counter(), []
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -75,31 +75,32 @@ def test_gated_layers_and_their_gradient_are_those_of_the_readable_version():
         assert torch.allclose(gradient.cpu(), expected_gradient, atol=1e-5)
 
 
-@pytest.mark.parametrize("block", [16, 32])
 @pytest.mark.parametrize("rank", [3, 8, 20])
-def test_low_rank_products_of_each_user_are_those_of_the_readable_version(block, rank):
-    """Users with several blocks, with one, and with none; a user whose numbers are not finite; padding at the end."""
+def test_low_rank_products_of_each_user_are_those_of_the_readable_version(rank):
+    """Users with many tokens, with few and with none; a user whose numbers are not finite; tokens of no user."""
     from unheard.models import packed_kernels as kernels
     from unheard.models import packed_layers as plain
 
     generator = torch.Generator().manual_seed(4)
-    user_K = torch.tensor([2, 2, 0, 3, 3, 3, 0])  # user 1 has no tokens, and the last block is padding
-    span_2C = torch.tensor([[2, 0, 0, 3], [3, 0, 2, 6]], dtype=torch.int32) * block
-    span_2C[1, 3] -= 5  # the user's last block is not full
-    N, wide = 7 * block, 70
+    # User 1 has no tokens; tokens 45 to 47 and the last ones belong to nobody; user 3 has more than a tile per program.
+    span_2C = torch.tensor([[33, 0, 0, 48], [45, 0, 33, 400]], dtype=torch.int32)
+    N, wide = 417, 70
+    is_of_nobody_N = torch.ones(N, dtype=torch.bool)
+    for begin, end in span_2C.T.tolist():
+        is_of_nobody_N[begin:end] = False
     x_NI, small_NR = torch.randn(N, wide + 3, generator=generator), torch.randn(N, rank + 2, generator=generator)
     a_CRI, b_COR = torch.randn(4, rank, wide, generator=generator), torch.randn(4, wide, rank, generator=generator)
-    x_NI[user_K.repeat_interleave(block) == 0] = float("nan")
+    x_NI[33:45] = float("nan")
     # Slices of wider tensors, like the outputs of merged layers, and transposed matrices.
     x_NI, small_NR = x_NI[:, 3:], small_NR[:, 2:]
     for weight_CRI in (a_CRI, b_COR.transpose(1, 2)):
         results = []
         for of, device in ((plain, torch.device("cpu")), (kernels, KERNEL_DEVICE)):
-            x, small, weight, users, spans = (t.to(device) for t in (x_NI, small_NR, weight_CRI, user_K, span_2C))
+            x, small, weight, spans = (t.to(device) for t in (x_NI, small_NR, weight_CRI, span_2C))
             down_NR = torch.full((N, rank + 1), 7.0, device=device)[:, 1:]
-            of.user_product(x, weight, users, 0.5, down_NR)
+            of.user_product(x, weight, spans, 0.5, down_NR)
             up_NI = x.clone()
-            of.add_user_product(up_NI, small, weight, users, 2.0)
+            of.add_user_product(up_NI, small, weight, spans, 2.0)
             gradient_CRI = torch.full_like(weight, 7.0)
             of.user_gradient(small, x, spans, 0.25, gradient_CRI)
             results.append([t.cpu() for t in (down_NR, up_NI, gradient_CRI)])
@@ -109,6 +110,8 @@ def test_low_rank_products_of_each_user_are_those_of_the_readable_version(block,
         down_NR, up_NI, gradient_CRI = results[1]
         assert torch.isfinite(gradient_CRI[[1, 2, 3]]).all()  # values that are not finite affect only their own user
         assert not gradient_CRI[1].any()
+        assert (down_NR[is_of_nobody_N] == 7.0).all()
+        assert torch.equal(up_NI[is_of_nobody_N], x_NI[is_of_nobody_N])
 
 
 def test_a_low_rank_product_and_its_gradients_are_those_of_autograd():
@@ -119,7 +122,7 @@ def test_a_low_rank_product_and_its_gradients_are_those_of_autograd():
     def drawn(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    user_K, span_2C = torch.tensor([1, 0, 0]), torch.tensor([[4, 0], [12, 4]], dtype=torch.int32)
+    span_2C, user_N = torch.tensor([[5, 0], [12, 5]], dtype=torch.int32), torch.tensor([1] * 5 + [0] * 7)
     x_1NI, weight_OI, bias_O = drawn(1, 12, 5).requires_grad_(), drawn(9, 5), drawn(9)
     layers = [PackedLora(torch.nn.Identity(), scale, frozen) for scale, frozen in ((0.5, None), (2.0, drawn(3, 5)))]
     leaves = [drawn(2, 2, 5), drawn(2, 4, 2), drawn(2, 3, 3)]
@@ -127,9 +130,8 @@ def test_a_low_rank_product_and_its_gradients_are_those_of_autograd():
         leaf.requires_grad_()
     layers[0].a_CRI, layers[0].b_COR, layers[1].b_COR = leaves
     for layer in layers:
-        layer.user_K, layer.span_2C = user_K, span_2C
+        layer.span_2C = span_2C
     parts = _with_low_rank(x_1NI, weight_OI, bias_O, [4, 2, 3], layers, [0, 2])
-    user_N = user_K.repeat_interleave(4)
     frozen = layers[1].frozen_a
     assert frozen is not None
     whole_NO = x_1NI[0] @ weight_OI.T + bias_O

@@ -48,9 +48,6 @@ LARGEST_DIFFERENCE = 0.1
 """The largest relative difference between the scores of the packed computation and those of the model itself."""
 SMALLEST_STREAM = 2048
 """If fewer tokens than this fit into memory, activations are not kept but computed again in the backward pass."""
-BLOCK = 16
-"""The number of tokens of a block if the model is trained through LoRA. The last block of a batch is padded, so small
-blocks leave little of a stream empty."""
 PLACES = 4
 """The number of places per full batch that fits into a stream, with LoRA. It is above 1 because many users have less
 text than a full batch."""
@@ -152,7 +149,6 @@ class _HostStream:
             "position_N": (size.tokens, np.int32),
             "target_N": (size.tokens, np.int32),
             "weight_N": (size.tokens, np.float32),
-            "user_K": (size.blocks, np.int32),
             "ends_M": (size.windows + 1, np.int32),
             "span_2C": (2 * size.users, np.int32),
             "is_complete_C": (size.users, np.int32),
@@ -239,7 +235,6 @@ class _Step:
             parts["position_N"].long(),
             parts["target_N"].long(),
             parts["weight_N"],
-            parts["user_K"].long(),
             parts["ends_M"],
             parts["span_2C"].view(2, -1),
         )
@@ -346,10 +341,9 @@ class PackedCohorts:
         row_V = torch.as_tensor(self.row_V, device=self.device)
         position_N = torch.arange(32, device=self.device) % 8
         ends_M = torch.tensor([0, 8, 16, 24, 32], dtype=torch.int32, device=self.device)
-        user_K = torch.tensor([0, 1], device=self.device)
         span_2C = torch.tensor([[0, 16], [16, 32]], dtype=torch.int32, device=self.device)
         weight_N = torch.full((32,), 1 / 16, device=self.device)
-        stream = Stream(row_V[token_N], position_N, row_V[token_N.roll(-1)], weight_N, user_K, ends_M, span_2C)
+        stream = Stream(row_V[token_N], position_N, row_V[token_N.roll(-1)], weight_N, ends_M, span_2C)
         scores_NR = packed.packed_logits(stream).float()
         with torch.no_grad():
             logits_BTV = self.model.logits(self.model.layout.split(params_P), token_N.view(4, 8), None)
@@ -464,7 +458,7 @@ class PackedCohorts:
             batch are done after this stream, and whether the batch is complete.
         """
         size, parts = host.size, host.parts
-        for name in ("row_N", "position_N", "target_N", "weight_N", "user_K", "span_2C", "is_complete_C"):
+        for name in ("row_N", "position_N", "target_N", "weight_N", "span_2C", "is_complete_C"):
             parts[name].fill(0)
         eta = plan.update.learning_rate
         radii = [ball.radius for ball in plan.contribution.balls] or [math.inf]
@@ -504,12 +498,9 @@ class PackedCohorts:
                 parts["target_N"][target] = work.batch.target_L[source]
                 parts["weight_N"][target] = work.batch.weight_L[source]
                 whole = -(-(cursor + tokens) // size.block) * size.block
-                parts["user_K"][cursor // size.block : whole // size.block] = place
                 parts["span_2C"][[place, size.users + place]] = cursor, cursor + tokens
                 parts["is_complete_C"][place] = is_complete
                 taken[place] = (windows, work.token + tokens, is_complete)
-                if tokens:
-                    ends[-1] = whole if size.is_shared else ends[-1]
                 cursor = whole
         _cover(ends, size.tokens, size)
         parts["ends_M"][: len(ends)] = ends
@@ -592,9 +583,8 @@ class PackedCohorts:
         T, B = plan.update.unroll, _windows_per_batch(plan)
         is_shared = self.model.train == "lora"
         if is_shared:
-            block = BLOCK
-            tokens = max(limit // block, -(-T // block)) * block
-            per_step = max(1, tokens // (-(-T * (B or 8) // block) * block))
+            block, tokens = 1, max(limit, T)
+            per_step = max(1, tokens // (T * (B or 8)))
             # In example-level sampling a user is one example, and most examples fill a whole window.
             places = min(PLACES, 2) if isinstance(plan.sampling, ExampleSampling) else PLACES
             users = self.users_at_once or max(places * per_step, 64)
@@ -602,7 +592,7 @@ class PackedCohorts:
             block = -(-min(T * (B or 8), max(limit, T)) // 16) * 16
             users = min(max(1, limit // block), self.users_at_once or limit)
             tokens = users * block
-        longest = T + block if is_shared else max(T, 1)
+        longest = max(T, 1)
         # The largest number of windows: full windows, a shorter last window of each user, and windows of padding.
         windows = 2 * -(-tokens // T) + users + 2 if is_shared else users * (-(-block // T) + 2) + 4
         return StreamSize(

@@ -4,8 +4,8 @@ In one step, the windows of all users are concatenated to a stream of N tokens. 
 computation is compiled only once. Frozen layers multiply the whole stream by their weights. Trained layers have
 separate parameters for each user:
 
-- LoRA: the stream is divided into blocks. Each block belongs to one user and is multiplied by the low-rank matrices of
-  this user (`low_rank_product`). Frozen layers with the same input (query, key and value) are computed as one product.
+- LoRA: the tokens of a user are adjacent in the stream, and are multiplied by the low-rank matrices of this user
+  (`low_rank_product`). Frozen layers with the same input (query, key and value) are computed as one product.
 - All parameters: each user has a part of the stream of fixed length, and the products are batched over users.
 
 Attention is limited to the tokens of the same window (kernels of packed_kernels.py, or FlashAttention with variable
@@ -55,11 +55,11 @@ class StreamSize:
 
     Args:
         tokens: N, the number of tokens of a stream.
-        block: The number of tokens of a block. Each block belongs to one user.
+        block: Each user's part of a stream begins at a multiple of this number of tokens: 1 if users share a stream.
         users: C, the number of users whose parameters are in memory at the same time.
         windows: The largest number of windows of a stream, including windows of padding.
-        longest: The largest number of tokens of a window, including the padding up to the end of its block.
-        is_shared: Whether a block can belong to any user (LoRA). If False, block k belongs to user k.
+        longest: The largest number of tokens of a window.
+        is_shared: Whether users share a stream (LoRA). If False, the k-th block of the stream belongs to user k.
     """
 
     tokens: int
@@ -68,11 +68,6 @@ class StreamSize:
     windows: int
     longest: int
     is_shared: bool
-
-    @property
-    def blocks(self) -> int:
-        """K, the number of blocks of a stream."""
-        return self.tokens // self.block
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +79,6 @@ class Stream:
         position_N: The position of each token in its window.
         target_N: The row number of the next token.
         weight_N: The weight of each target in the mean loss of its user; 0 for padding.
-        user_K: The user of each block.
         ends_M: The cumulative lengths of the windows, beginning with 0; int32.
         span_2C: With LoRA, the index of the first token of each user, and the index after the last one; int32.
     """
@@ -93,7 +87,6 @@ class Stream:
     position_N: Tensor
     target_N: Tensor
     weight_N: Tensor
-    user_K: Tensor
     ends_M: Tensor
     span_2C: Tensor
 
@@ -123,7 +116,6 @@ class PackedModel:
             kind = dtype if len(shape) > 1 and not size.is_shared else torch.float32
             kind = torch.float64 if dtype == torch.float64 else kind
             self.leaves[name] = torch.zeros(size.users, *shape, dtype=kind, device=device).requires_grad_()
-        self.user_K = torch.zeros(size.blocks, dtype=torch.int64, device=device)
         self.span_2C = torch.zeros(2, size.users, dtype=torch.int32, device=device)
         self.ends_M = torch.zeros(size.windows + 1, dtype=torch.int32, device=device)
         self.tiles_3J = self._tiles(self.ends_M)
@@ -160,7 +152,6 @@ class PackedModel:
 
     def hidden(self, stream: Stream) -> Tensor:
         """Return the last hidden state of each token, [N, D]."""
-        self.user_K.copy_(stream.user_K)
         self.span_2C.copy_(stream.span_2C)
         self.ends_M.copy_(stream.ends_M)
         self.tiles_3J.copy_(self._tiles(stream.ends_M))
@@ -297,7 +288,7 @@ class PackedModel:
         packed = PackedLora(
             module.base_layer, module.scaling[adapter], a.detach().to(self.device, self.dtype) if is_frozen else None
         )
-        vars(packed)["user_K"], vars(packed)["span_2C"] = self.user_K, self.span_2C
+        vars(packed)["span_2C"] = self.span_2C
         for key, parameter in (("b_COR", b),) if is_frozen else (("a_CRI", a), ("b_COR", b)):
             name = self.names[id(parameter)]
             self._used.add(name)

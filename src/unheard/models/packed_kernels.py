@@ -332,37 +332,39 @@ def _gate_gradient(grad, both, gradient, I: tl.constexpr, BLOCK: tl.constexpr): 
 # ------------------------------------------------------------------------------------- low-rank products
 
 
-def user_product(x_NI: Tensor, weight_CRI: Tensor, user_K: Tensor, scale: float, out_NR: Tensor) -> None:
-    """Write scale * x W^T into `out_NR`, where W is the matrix of the user of each block of tokens.
+def user_product(x_NI: Tensor, weight_CRI: Tensor, span_2C: Tensor, scale: float, out_NR: Tensor) -> None:
+    """Write scale * x W^T into `out_NR`, where W is the matrix of the user of each token.
+
+    Rows of tokens that belong to no user are not written.
 
     Args:
         x_NI: One row per token. The elements of a row must be contiguous.
         weight_CRI: The matrix W [R, I] of each user, with any strides.
-        user_K: The user of each block.
+        span_2C: The index of the first token of each user, and the index after the last one.
         scale: A factor.
         out_NR: The result. The elements of a row must be contiguous.
     """
-    (N, I), R, K = x_NI.shape, weight_CRI.shape[1], len(user_K)  # noqa: E741
-    _user_product[(K,)](
-        x_NI, weight_CRI, user_K, out_NR, scale, x_NI.stride(0), out_NR.stride(0), *weight_CRI.stride(),
-        I=I, R=R, L=N // K, RB=_padded(R), BI=64, **_by_block(N // K),
+    (N, I), (C, R) = x_NI.shape, weight_CRI.shape[:2]  # noqa: E741
+    _user_product[(C, _tiles_per_user(N, C))](
+        x_NI, weight_CRI, span_2C, out_NR, scale, C, x_NI.stride(0), out_NR.stride(0), *weight_CRI.stride(),
+        I=I, R=R, RB=_padded(R), TOKENS=TOKENS, **PRODUCT,
     )  # fmt: skip
 
 
-def add_user_product(out_NO: Tensor, small_NR: Tensor, weight_CRO: Tensor, user_K: Tensor, scale: float) -> None:
-    """Add scale * small W to `out_NO`, where W is the matrix of the user of each block of tokens.
+def add_user_product(out_NO: Tensor, small_NR: Tensor, weight_CRO: Tensor, span_2C: Tensor, scale: float) -> None:
+    """Add scale * small W to `out_NO`, where W is the matrix of the user of each token.
 
     Args:
         out_NO: The tensor to which the product is added. The elements of a row must be contiguous.
         small_NR: One row per token. The elements of a row must be contiguous.
         weight_CRO: The matrix W [R, O] of each user, with any strides.
-        user_K: The user of each block.
+        span_2C: The index of the first token of each user, and the index after the last one.
         scale: A factor.
     """
-    (N, O), R, K = out_NO.shape, small_NR.shape[1], len(user_K)  # noqa: E741
-    _add_user_product[(K,)](
-        out_NO, small_NR, weight_CRO, user_K, scale, out_NO.stride(0), small_NR.stride(0), *weight_CRO.stride(),
-        O=O, R=R, L=N // K, RB=_padded(R), BO=64, **_by_block(N // K),
+    (N, O), (C, R) = out_NO.shape, weight_CRO.shape[:2]  # noqa: E741
+    _add_user_product[(triton.cdiv(O, ADDED["BO"]), C, _tiles_per_user(N, C))](
+        out_NO, small_NR, weight_CRO, span_2C, scale, C, out_NO.stride(0), small_NR.stride(0), *weight_CRO.stride(),
+        O=O, R=R, RB=_padded(R), TOKENS=TOKENS, **ADDED,
     )  # fmt: skip
 
 
@@ -383,53 +385,69 @@ def user_gradient(d_NR: Tensor, x_NI: Tensor, span_2C: Tensor, scale: float, out
     )  # fmt: skip
 
 
+TOKENS = 64
+"""The number of tokens of a tile of the low-rank products."""
+PRODUCT = {"BI": 64, "num_warps": 4, "num_stages": 3}
+ADDED = {"BO": 64, "num_warps": 4, "num_stages": 2}
+"""The columns per step of `_user_product` and per program of `_add_user_product`, and their launch settings."""
+
+
 def _padded(rank: int) -> int:
     """Return the rank padded to a size that `tl.dot` supports: a power of two, at least 16."""
     return max(16, triton.next_power_of_2(rank))
 
 
-def _by_block(tokens: int) -> dict[str, int]:
-    """Return the launch settings of a kernel whose programs compute blocks of this many tokens."""
-    return {"num_warps": 2 if tokens <= 32 else 4, "num_stages": 3}
+def _tiles_per_user(tokens: int, users: int) -> int:
+    """Return the number of programs for each user: enough for a user with four times the mean number of tokens."""
+    return triton.cdiv(4 * tokens, TOKENS * users)
 
 
 @triton.jit
 def _user_product(
-    x, weight, users, out, scale, x_row, out_row, weight_user, weight_rank, weight_input,
-    I: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RB: tl.constexpr, BI: tl.constexpr,  # noqa: E741
+    x, weight, spans, out, scale, C, x_row, out_row, weight_user, weight_rank, weight_input,
+    I: tl.constexpr, R: tl.constexpr, RB: tl.constexpr, TOKENS: tl.constexpr, BI: tl.constexpr,  # noqa: E741
 ):  # fmt: skip
-    """Compute `user_product` for one block of L tokens."""
-    block = tl.program_id(0)
-    user = tl.load(users + block).to(tl.int64)
-    token, r = block.to(tl.int64) * L + tl.arange(0, L), tl.arange(0, RB)
-    total = tl.zeros((L, RB), tl.float32)
-    for first in range(0, I, BI):
-        i = first + tl.arange(0, BI)
-        left = tl.load(x + token[:, None] * x_row + i[None, :], mask=(i < I)[None, :], other=0.0)
-        there = weight + user * weight_user + i[:, None] * weight_input + r[None, :] * weight_rank
-        right = tl.load(there, mask=(i < I)[:, None] & (r < R)[None, :], other=0.0)
-        total = tl.dot(left, (right * scale).to(left.dtype), total, input_precision="ieee")
-    tl.store(out + token[:, None] * out_row + r[None, :], total.to(out.dtype.element_ty), mask=(r < R)[None, :])
+    """Compute `user_product` for every n-th tile of one user's tokens, where n is the number of programs per user."""
+    user = tl.program_id(0)
+    begin, end = tl.load(spans + user), tl.load(spans + C + user)
+    r = tl.arange(0, RB)
+    for first in range(begin + tl.program_id(1) * TOKENS, end, tl.num_programs(1) * TOKENS):
+        token = (first + tl.arange(0, TOKENS)).to(tl.int64)
+        here = (token < end)[:, None]
+        total = tl.zeros((TOKENS, RB), tl.float32)
+        for column in range(0, I, BI):
+            i = column + tl.arange(0, BI)
+            left = tl.load(x + token[:, None] * x_row + i[None, :], mask=here & (i < I)[None, :], other=0.0)
+            there = weight + user.to(tl.int64) * weight_user + i[:, None] * weight_input + r[None, :] * weight_rank
+            right = tl.load(there, mask=(i < I)[:, None] & (r < R)[None, :], other=0.0)
+            total = tl.dot(left, (right * scale).to(left.dtype), total, input_precision="ieee")
+        result = out + token[:, None] * out_row + r[None, :]
+        tl.store(result, total.to(out.dtype.element_ty), mask=here & (r < R)[None, :])
 
 
 @triton.jit
 def _add_user_product(
-    out, small, weight, users, scale, out_row, small_row, weight_user, weight_rank, weight_output,
-    O: tl.constexpr, R: tl.constexpr, L: tl.constexpr, RB: tl.constexpr, BO: tl.constexpr,  # noqa: E741
+    out, small, weight, spans, scale, C, out_row, small_row, weight_user, weight_rank, weight_output,
+    O: tl.constexpr, R: tl.constexpr, RB: tl.constexpr, TOKENS: tl.constexpr, BO: tl.constexpr,  # noqa: E741
 ):  # fmt: skip
-    """Compute `add_user_product` for one block of L tokens."""
-    block = tl.program_id(0)
-    user = tl.load(users + block).to(tl.int64)
-    token, r = block.to(tl.int64) * L + tl.arange(0, L), tl.arange(0, RB)
-    left = tl.load(small + token[:, None] * small_row + r[None, :], mask=(r < R)[None, :], other=0.0)
-    for first in range(0, O, BO):
-        o = first + tl.arange(0, BO)
-        there = weight + user * weight_user + r[:, None] * weight_rank + o[None, :] * weight_output
-        right = tl.load(there, mask=(r < R)[:, None] & (o < O)[None, :], other=0.0)
-        here = out + token[:, None] * out_row + o[None, :]
-        whole = tl.load(here, mask=(o < O)[None, :], other=0.0).to(tl.float32)
-        total = tl.dot(left, (right * scale).to(left.dtype), whole, input_precision="ieee")
-        tl.store(here, total.to(out.dtype.element_ty), mask=(o < O)[None, :])
+    """Compute BO columns of `add_user_product` for every n-th tile of one user's tokens, as in `_user_product`."""
+    user = tl.program_id(1)
+    begin, end = tl.load(spans + user), tl.load(spans + C + user)
+    begin += tl.program_id(2) * TOKENS
+    if begin >= end:
+        return
+    r, o = tl.arange(0, RB), tl.program_id(0) * BO + tl.arange(0, BO)
+    there = weight + user.to(tl.int64) * weight_user + r[:, None] * weight_rank + o[None, :] * weight_output
+    right = tl.load(there, mask=(r < R)[:, None] & (o < O)[None, :], other=0.0)
+    right = (right * scale).to(small.dtype.element_ty)
+    for first in range(begin, end, tl.num_programs(2) * TOKENS):
+        token = (first + tl.arange(0, TOKENS)).to(tl.int64)
+        here = (token < end)[:, None]
+        left = tl.load(small + token[:, None] * small_row + r[None, :], mask=here & (r < R)[None, :], other=0.0)
+        result, inside = out + token[:, None] * out_row + o[None, :], here & (o < O)[None, :]
+        whole = tl.load(result, mask=inside, other=0.0).to(tl.float32)
+        total = tl.dot(left, right, whole, input_precision="ieee")
+        tl.store(result, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -171,11 +171,10 @@ def _attend(
 class _Trained(nn.Module):
     """The base class of layers in which each user has separate parameters.
 
-    `PackedModel` sets the parameters as attributes when it replaces a layer. For LoRA it also sets `user_K`, the user
-    of each block; in the other layers, block k belongs to user k."""
+    `PackedModel` sets the parameters as attributes when it replaces a layer. For LoRA it also sets `span_2C`, the
+    tokens of each user; in the other layers, the k-th block of the stream belongs to user k."""
 
     own: dict[str, Tensor]
-    user_K: Tensor | None = None
 
     def by_user(self, x_1N: Tensor, users: int) -> Tensor:
         """Return a stream [1, N, ...] as [C, N / C, ...], one part per user."""
@@ -200,7 +199,7 @@ class PackedLora(_Trained):
         self.b_COR: Tensor
 
     def forward(self, x_1NI: Tensor) -> Tensor:
-        """Return the output of the frozen layer plus, in each block, the low-rank product of its user."""
+        """Return the output of the frozen layer plus, for each token, the low-rank product of its user."""
         base: Any = self.base
         weight_OI = base.weight if isinstance(base, nn.Linear) else base.weight.t()
         return _with_low_rank(x_1NI, weight_OI, base.bias, [len(weight_OI)], [self], [0])[0]
@@ -209,7 +208,7 @@ class PackedLora(_Trained):
 def _with_low_rank(
     x_1NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, sizes: list[int], layers: list[PackedLora], of: list[int]
 ) -> list[Tensor]:
-    """Return the outputs of frozen layers with the same input, plus the low-rank products of the user of each block.
+    """Return the outputs of frozen layers with the same input, plus the low-rank products of the user of each token.
 
     Args:
         x_1NI: The input.
@@ -220,16 +219,16 @@ def _with_low_rank(
         of: For each of `layers`, its index in `sizes`.
     """
     if not layers:
-        return list(_LowRank.apply(x_1NI, weight_OI, bias_O, sizes, [], [], None, None, 0))  # pyright: ignore
+        return list(_LowRank.apply(x_1NI, weight_OI, bias_O, sizes, [], [], None, 0))  # pyright: ignore
     firsts = [sum(sizes[:k]) for k in of]
     a = [layer.a_CRI if layer.frozen_a is None else layer.frozen_a for layer in layers]
     b, scales = [layer.b_COR for layer in layers], [float(layer.scale) for layer in layers]
-    users = (layers[0].user_K, layers[0].span_2C)
-    return list(_LowRank.apply(x_1NI, weight_OI, bias_O, sizes, firsts, scales, *users, len(a), *a, *b))  # pyright: ignore
+    span_2C = layers[0].span_2C
+    return list(_LowRank.apply(x_1NI, weight_OI, bias_O, sizes, firsts, scales, span_2C, len(a), *a, *b))  # pyright: ignore
 
 
 class _LowRank(torch.autograd.Function):
-    """x W^T + b with frozen W and b, plus the low-rank products of the user of each block.
+    """x W^T + b with frozen W and b, plus the low-rank products of the user of each token.
 
     The output is split into parts of the given sizes, one for each of the merged layers.
     """
@@ -243,7 +242,6 @@ class _LowRank(torch.autograd.Function):
         sizes: list[int],
         firsts: list[int],
         scales: list[float],
-        user_K: Tensor | None,
         span_2C: Tensor | None,
         count: int,
         *matrices: Tensor,
@@ -253,8 +251,7 @@ class _LowRank(torch.autograd.Function):
         Args:
             ctx: The context of autograd.
             x_1NI, weight_OI, bias_O, sizes: As in `_with_low_rank`.
-            firsts, scales, user_K: As in `low_rank_product`.
-            span_2C: The index of the first token of each user, and the index after the last one.
+            firsts, scales, span_2C: As in `low_rank_product`.
             count: The number of low-rank products.
             *matrices: The matrices A of all low-rank products, then the matrices B.
         """
@@ -263,8 +260,8 @@ class _LowRank(torch.autograd.Function):
             ctx.save_for_backward(weight_OI)
             return nnf.linear(x_1NI, weight_OI, bias_O).split(sizes, dim=-1)
         a, b = list(matrices[:count]), list(matrices[count:])
-        whole_NO, small_NR = low_rank_product(x_1NI[0], weight_OI, bias_O, a, b, firsts, scales, user_K)
-        ctx.save_for_backward(weight_OI, x_1NI, small_NR, user_K, span_2C, *matrices)
+        whole_NO, small_NR = low_rank_product(x_1NI[0], weight_OI, bias_O, a, b, firsts, scales, span_2C)
+        ctx.save_for_backward(weight_OI, x_1NI, small_NR, span_2C, *matrices)
         return whole_NO[None].split(sizes, dim=-1)
 
     @staticmethod
@@ -272,13 +269,13 @@ class _LowRank(torch.autograd.Function):
         """Return the gradients with respect to the input and the users' matrices; None for all other arguments."""
         weight_OI, *others = ctx.saved_tensors
         grad_1NO = joined(list(gradients))
-        nothing = (None,) * 8
+        nothing = (None,) * 7
         if not ctx.count:
             return grad_1NO @ weight_OI, *nothing
-        x_1NI, small_NR, user_K, span_2C, *matrices = others
+        x_1NI, small_NR, span_2C, *matrices = others
         a, b = matrices[: ctx.count], matrices[ctx.count :]
         by_x_NI, *by_matrices = low_rank_gradients(
-            grad_1NO[0], x_1NI[0], small_NR, weight_OI, a, b, ctx.firsts, ctx.scales, user_K, span_2C
+            grad_1NO[0], x_1NI[0], small_NR, weight_OI, a, b, ctx.firsts, ctx.scales, span_2C
         )
         trained = [None if len(a_RI.shape) == 2 else by for a_RI, by in zip(a, by_matrices, strict=False)]
         return by_x_NI[None], *nothing, *trained, *by_matrices[ctx.count :]
@@ -293,9 +290,9 @@ def low_rank_product(
     b: list[Tensor],
     firsts: list[int],
     scales: list[float],
-    user_K: Tensor,
+    span_2C: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Compute x W^T + b plus the low-rank products scale * x A^T B^T, with the A and B of the user of each block.
+    """Compute x W^T + b plus the low-rank products scale * x A^T B^T, with the A and B of the user of each token.
 
     Args:
         x_NI: The input.
@@ -305,24 +302,25 @@ def low_rank_product(
         b: For each low-rank product, the B of each user [C, O, R].
         firsts: For each low-rank product, the index of the first output to which it is added.
         scales: The factor of each low-rank product.
-        user_K: The user of each block.
+        span_2C: The index of the first token of each user, and the index after the last one; int32. The low-rank
+            products of tokens of no user are 0.
 
     Returns:
         The output [N, O], and the products x A^T of all low-rank products, concatenated by columns.
     """
     whole_NO = nnf.linear(x_NI, weight_OI, bias_O)
-    small_NR = x_NI.new_empty(len(x_NI), sum(b_COR.shape[2] for b_COR in b))
+    small_NR = x_NI.new_zeros(len(x_NI), sum(b_COR.shape[2] for b_COR in b))
     for a_CRI, b_COR, first, scale, part_NR in zip(a, b, firsts, scales, _ranks(small_NR, b), strict=True):
         if len(a_CRI.shape) == 2:
             part_NR.copy_(nnf.linear(x_NI, a_CRI))
         else:
-            user_product(x_NI, a_CRI, user_K, 1.0, part_NR)
-        add_user_product(whole_NO[:, first : first + b_COR.shape[1]], part_NR, b_COR.transpose(1, 2), user_K, scale)
+            user_product(x_NI, a_CRI, span_2C, 1.0, part_NR)
+        add_user_product(whole_NO[:, first : first + b_COR.shape[1]], part_NR, b_COR.transpose(1, 2), span_2C, scale)
     return whole_NO, small_NR
 
 
 @low_rank_product.register_fake
-def _(x_NI, weight_OI, bias_O, a, b, firsts, scales, user_K):
+def _(x_NI, weight_OI, bias_O, a, b, firsts, scales, span_2C):
     ranks = sum(b_COR.shape[2] for b_COR in b)
     return x_NI.new_empty(len(x_NI), len(weight_OI)), x_NI.new_empty(len(x_NI), ranks)
 
@@ -337,7 +335,6 @@ def low_rank_gradients(
     b: list[Tensor],
     firsts: list[int],
     scales: list[float],
-    user_K: Tensor,
     span_2C: Tensor,
 ) -> list[Tensor]:
     """Return the gradients of `low_rank_product` with respect to x, each A and each B.
@@ -347,29 +344,28 @@ def low_rank_gradients(
     Args:
         grad_NO: The gradient with respect to the output.
         small_NR: The products x A^T, the second result of `low_rank_product`.
-        x_NI, weight_OI, a, b, firsts, scales, user_K: The arguments of `low_rank_product`.
-        span_2C: The index of the first token of each user, and the index after the last one.
+        x_NI, weight_OI, a, b, firsts, scales, span_2C: The arguments of `low_rank_product`.
     """
     by_x_NI = grad_NO @ weight_OI
     by_a, by_b = [], []
     for a_CRI, b_COR, first, scale, part_NR in zip(a, b, firsts, scales, _ranks(small_NR, b), strict=True):
         grad_of_NO = grad_NO[:, first : first + b_COR.shape[1]]
-        by_small_NR = torch.empty_like(part_NR, memory_format=torch.contiguous_format)
-        user_product(grad_of_NO, b_COR.transpose(1, 2), user_K, scale, by_small_NR)
+        by_small_NR = torch.zeros_like(part_NR, memory_format=torch.contiguous_format)
+        user_product(grad_of_NO, b_COR.transpose(1, 2), span_2C, scale, by_small_NR)
         by_b.append(torch.empty_like(b_COR))
         user_gradient(part_NR, grad_of_NO, span_2C, scale, by_b[-1].transpose(1, 2))
         if len(a_CRI.shape) == 2:
             by_x_NI += by_small_NR @ a_CRI
             by_a.append(a_CRI.new_empty(0))
             continue
-        add_user_product(by_x_NI, by_small_NR, a_CRI, user_K, 1.0)
+        add_user_product(by_x_NI, by_small_NR, a_CRI, span_2C, 1.0)
         by_a.append(torch.empty_like(a_CRI))
         user_gradient(by_small_NR, x_NI, span_2C, 1.0, by_a[-1])
     return [by_x_NI, *by_a, *by_b]
 
 
 @low_rank_gradients.register_fake
-def _(grad_NO, x_NI, small_NR, weight_OI, a, b, firsts, scales, user_K, span_2C):
+def _(grad_NO, x_NI, small_NR, weight_OI, a, b, firsts, scales, span_2C):
     by_a = [m.new_empty(0) if len(m.shape) == 2 else torch.empty_like(m) for m in a]
     return [torch.empty_like(x_NI), *by_a, *(torch.empty_like(m) for m in b)]
 
@@ -379,33 +375,31 @@ def _ranks(small_NR: Tensor, b: list[Tensor]) -> tuple[Tensor, ...]:
     return small_NR.split([b_COR.shape[2] for b_COR in b], dim=-1)
 
 
-def user_product(x_NI: Tensor, weight_CRI: Tensor, user_K: Tensor, scale: float, out_NR: Tensor) -> None:
-    """Write scale * x W^T into `out_NR`, where W is the matrix of the user of each block of tokens.
+def user_product(x_NI: Tensor, weight_CRI: Tensor, span_2C: Tensor, scale: float, out_NR: Tensor) -> None:
+    """Write scale * x W^T into `out_NR`, where W is the matrix of the user of each token.
 
     The arguments are described in packed_kernels.py.
     """
     if x_NI.is_cuda and USES_KERNELS:
         from unheard.models import packed_kernels
 
-        return packed_kernels.user_product(x_NI, weight_CRI, user_K, scale, out_NR)
-    weight_KRI = (weight_CRI.index_select(0, user_K) * scale).to(x_NI.dtype)
-    x_KLI = x_NI.reshape(len(user_K), -1, x_NI.shape[-1])
-    out_NR.copy_(torch.bmm(x_KLI, weight_KRI.transpose(1, 2)).reshape(out_NR.shape))
+        return packed_kernels.user_product(x_NI, weight_CRI, span_2C, scale, out_NR)
+    for user, (begin, end) in enumerate(span_2C.T.tolist()):
+        out_NR[begin:end] = x_NI[begin:end] @ (weight_CRI[user].T * scale).to(x_NI.dtype)
     return None
 
 
-def add_user_product(out_NO: Tensor, small_NR: Tensor, weight_CRO: Tensor, user_K: Tensor, scale: float) -> None:
-    """Add scale * small W to `out_NO`, where W is the matrix of the user of each block of tokens.
+def add_user_product(out_NO: Tensor, small_NR: Tensor, weight_CRO: Tensor, span_2C: Tensor, scale: float) -> None:
+    """Add scale * small W to `out_NO`, where W is the matrix of the user of each token.
 
     The arguments are described in packed_kernels.py.
     """
     if out_NO.is_cuda and USES_KERNELS:
         from unheard.models import packed_kernels
 
-        return packed_kernels.add_user_product(out_NO, small_NR, weight_CRO, user_K, scale)
-    weight_KRO = (weight_CRO.index_select(0, user_K) * scale).to(small_NR.dtype)
-    small_KLR = small_NR.reshape(len(user_K), -1, small_NR.shape[-1])
-    out_NO += torch.bmm(small_KLR, weight_KRO).reshape(out_NO.shape)
+        return packed_kernels.add_user_product(out_NO, small_NR, weight_CRO, span_2C, scale)
+    for user, (begin, end) in enumerate(span_2C.T.tolist()):
+        out_NO[begin:end] += small_NR[begin:end] @ (weight_CRO[user] * scale).to(small_NR.dtype)
     return None
 
 
