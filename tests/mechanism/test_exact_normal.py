@@ -219,16 +219,6 @@ def test_exact_noise_is_not_given_before_it_is_drawn(monkeypatch):
         assert drawn.tolist() == [7] * 10
 
 
-def test_a_stream_waits_for_the_noise_of_another(monkeypatch):
-    """On a GPU the noise is drawn on a separate CUDA stream."""
-    waited, drawn = [], torch.zeros(3)
-    stream = SimpleNamespace(wait_event=waited.append)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, by: waited.append(by))
-    assert noise_module._on_this_stream(drawn, "event") is drawn  # pyright: ignore[reportArgumentType]
-    assert waited == ["event", stream]
-
-
 def test_float64_normals_are_never_taken_for_exact_noise():
     average = average_of(torch.zeros(5, dtype=torch.int64))
     floats = NormalsAhead(reproducible_generator(6), 5, CPU)

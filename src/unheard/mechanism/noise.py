@@ -460,8 +460,7 @@ class ExactNormalsAhead:
         if is_on_gpu:
             from unheard.mechanism.noise_kernels import rounded_normals_on
 
-            drawn = _threads().submit(rounded_normals_on, self._device, parts, size, count, scale)
-            return lambda: _on_this_stream(*drawn.result())
+            return rounded_normals_on(self._device, parts, size, count, scale)
         rounded_P = host_memory((count,), torch.int64, self._device)
         out_P = rounded_P.numpy()
 
@@ -481,21 +480,6 @@ class ExactNormalsAhead:
             return rounded_P.to(self._device, non_blocking=True)
 
         return wait
-
-
-def _on_this_stream(rounded_P: Tensor, event: "torch.cuda.Event | None") -> Tensor:
-    """Make integers from another CUDA stream safe to use on the current stream, and return them.
-
-    Args:
-        rounded_P: The integers.
-        event: The event after which they are drawn; None on a CPU.
-    """
-    if event is not None:
-        stream = torch.cuda.current_stream(rounded_P.device)
-        # DP: later operations on this stream wait until all of the noise is drawn.
-        stream.wait_event(event)
-        rounded_P.record_stream(stream)
-    return rounded_P
 
 
 Normals = np.random.Generator | NormalsAhead | ExactNormalsAhead

@@ -18,8 +18,8 @@ implementation is `NoiseHistory._past_banded` in correlated.py; a test compares 
 are rounded one by one (no fused multiply-add), in the same order as there.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache, lru_cache, partial
 from threading import Lock
 
@@ -45,11 +45,11 @@ multiple of the number of integers that are drawn from each part."""
 
 def rounded_normals_on(
     device: torch.device, parts: Sequence[StreamPart], per_part: int, count: int, scale: float, *, error: float = ERROR
-) -> "tuple[Tensor, torch.cuda.Event | None]":
-    """Draw integers with exactly the distribution of round(scale * N(0, 1)), on a GPU.
+) -> Callable[[], Tensor]:
+    """Start to draw integers with exactly the distribution of round(scale * N(0, 1)), on a GPU.
 
-    The function blocks until the GPU is done, so call it on another thread than the one that trains. Its work is queued
-    on a separate CUDA stream, and does not wait for the users' updates.
+    The work is queued on a separate CUDA stream, so it does not wait for the users' updates. No other thread of the
+    host takes part: a second thread of the interpreter would slow down the one that trains by more than it saves.
 
     Args:
         device: The GPU. On a CPU the kernels run in Triton's interpreter.
@@ -60,10 +60,11 @@ def rounded_normals_on(
         error: As in `exact_normal.rounded_normals`.
 
     Returns:
-        The integers, int64 [count], and the CUDA event that other streams must wait for before they read them.
+        A function that waits for the draw and returns the integers, int64 [count], for use on the current CUDA stream.
+        It raises `RuntimeError` if float64 cannot decide far more numbers than expected.
 
     Raises:
-        RuntimeError: The stream was drawn from before, or float64 cannot decide far more numbers than expected.
+        RuntimeError: The stream was drawn from before.
     """
     check_scale(scale)
     # The space for numbers that float64 cannot decide: four times the expected number, and 64 more, rounded up so that
@@ -73,9 +74,20 @@ def rounded_normals_on(
     numbers = np.empty(24)
     numbers[:2] = scale, decided_below(scale, error)
     numbers[2:] = parts[0].round_keys().view(np.float64)
-    with _LOCK, _own_stream(device):
-        kernels = _Kernels.of(device, per_part, count, most)
-        rounded_P, listed = kernels.run(numbers)
+    is_kept, stream = count <= AT_ONCE, _noise_stream(device)
+    with _LOCK, torch.cuda.stream(stream) if stream is not None else nullcontext():
+        kernels = _kept(device, per_part, count, most) if is_kept else _Kernels(device, per_part, count, most)
+        kernels.queue(numbers)
+        # DP: the next draw overwrites the memory of this one, so the caller gets a copy.
+        rounded_P = kernels.rounded_P.clone() if is_kept else kernels.rounded_P
+        listed = host_memory(tuple(kernels.undecided.shape), torch.int64, device)
+        listed.copy_(kernels.undecided, non_blocking=True)
+        event = None if stream is None else stream.record_event()
+
+    def finish() -> Tensor:
+        """Decide the roundings that float64 cannot decide, and return the integers."""
+        if event is not None:
+            _wait_for(event, rounded_P)
         number = int(listed[0])
         # DP: a rounding that float64 cannot decide is never taken from float64.
         if number > most:
@@ -90,18 +102,35 @@ def rounded_normals_on(
         if number:
             index_U, size_U = to_device(exact_2U, device)
             rounded_P[index_U] = size_U
-        return rounded_P, torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+        return rounded_P
+
+    return finish
+
+
+def _wait_for(event: torch.cuda.Event, rounded_P: Tensor) -> None:
+    """Make a draw on the stream of the noise safe to use on the host and on the current stream.
+
+    Args:
+        event: The event at the end of the draw.
+        rounded_P: The integers.
+    """
+    # DP: the host reads the list of undecided numbers only when it is complete.
+    event.synchronize()
+    stream = torch.cuda.current_stream(rounded_P.device)
+    # DP: later operations on this stream wait until all of the noise is drawn.
+    stream.wait_event(event)
+    rounded_P.record_stream(stream)
 
 
 _LOCK = Lock()
-"""Held by the thread that draws, because draws of the same size share their memory."""
+"""Held by the thread that queues a draw, because draws of the same size share their memory."""
 
 
 class _Kernels:
     """The kernels of a draw, with their memory.
 
     On a GPU they are recorded as a CUDA graph, because starting them one by one takes the interpreter longer than they
-    take the GPU, and the thread that trains waits for the interpreter meanwhile.
+    take the GPU.
 
     Args:
         device: As in `rounded_normals_on`.
@@ -115,39 +144,34 @@ class _Kernels:
         at_once = min(count, AT_ONCE)
         # The scale, the limit of step 2 and the 44 round keys. They are passed in memory, because Triton would pass
         # float arguments of a kernel in float32.
-        self.given = host_memory((24,), torch.float64, device)
         self.numbers = torch.empty(24, dtype=torch.float64, device=device)
         self.word_L = torch.empty(at_once, dtype=torch.int64, device=device)
         self.value_L = torch.empty(at_once, dtype=torch.float64, device=device)
         self.rounded_P = torch.empty(count, dtype=torch.int64, device=device)
         # The count of undecided numbers, then their indices, then their words.
         self.undecided = torch.empty(1 + 2 * most, dtype=torch.int64, device=device)
-        self.listed = host_memory((1 + 2 * most,), torch.int64, device)
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    @staticmethod
-    def of(device: torch.device, per_part: int, count: int, most: int) -> "_Kernels":
-        """Return the kernels of a draw: those of an earlier draw of the same size, unless the draw is very large."""
-        return _kept(device, per_part, count, most) if count <= AT_ONCE else _Kernels(device, per_part, count, most)
+    def queue(self, numbers: np.ndarray) -> None:
+        """Queue one draw on the current CUDA stream.
 
-    def run(self, numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Draw and round, wait until the GPU is done, and return the integers and the list of undecided ones."""
-        np.copyto(self.given.numpy(), numbers)
+        Args:
+            numbers: The content of `self.numbers`.
+        """
+        self.numbers.copy_(to_device(numbers, self.device), non_blocking=True)
         if self.graph is not None:
             self.graph.replay()
-        else:
-            self._queue()
-        # DP: the next draw overwrites the memory of this one, so the caller gets a copy.
-        rounded_P = self.rounded_P.clone() if self.count <= AT_ONCE else self.rounded_P
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-            if self.graph is None and self.count <= AT_ONCE:
-                self.graph = self._recorded()
-        return rounded_P, self.listed.numpy()
+            return
+        self._launch()
+        if self.device.type == "cuda" and self.count <= AT_ONCE:
+            # The first draw has compiled the kernels. Other threads may allocate memory while they are recorded.
+            self.graph = torch.cuda.CUDAGraph()
+            self.graph.capture_begin(capture_error_mode="thread_local")
+            self._launch()
+            self.graph.capture_end()
 
-    def _queue(self) -> None:
-        """Queue the copies and the kernels of one draw."""
-        self.numbers.copy_(self.given, non_blocking=True)
+    def _launch(self) -> None:
+        """Start the kernels."""
         self.undecided.zero_()
         keys, at_once = self.numbers[2:].view(torch.int32), len(self.word_L)
         for first in range(0, self.count, at_once):
@@ -161,15 +185,6 @@ class _Kernels:
                 self.word_L, self.value_L, self.rounded_P, self.undecided, self.numbers, first, number, self.most,
                 SMALLEST=2 * SMALLEST, BLOCK=BLOCK, num_warps=4,
             )  # fmt: skip
-        self.listed.copy_(self.undecided, non_blocking=True)
-
-    def _recorded(self) -> torch.cuda.CUDAGraph:
-        """Record the kernels, without running them. They ran once before, so that they are compiled."""
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate memory and start kernels meanwhile.
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(self.device), capture_error_mode="thread_local"):
-            self._queue()
-        return graph
 
 
 @lru_cache(maxsize=2)
@@ -178,15 +193,10 @@ def _kept(device: torch.device, per_part: int, count: int, most: int) -> _Kernel
     return _Kernels(device, per_part, count, most)
 
 
-def _own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which CUDA work is queued on the stream of the noise. It does nothing on a CPU."""
-    return torch.cuda.stream(_noise_stream(device)) if device.type == "cuda" else nullcontext()
-
-
 @cache
-def _noise_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the CUDA stream of the noise, one per device."""
-    return torch.cuda.Stream(device)
+def _noise_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Return the CUDA stream of the noise, one per device; None on a CPU."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
 
 
 @cache

@@ -387,7 +387,7 @@ def user_gradient(d_NR: Tensor, x_NI: Tensor, span_2C: Tensor, scale: float, out
 
 TOKENS = 64
 """The number of tokens of a tile of the low-rank products."""
-PRODUCT = {"BI": 64, "num_warps": 4, "num_stages": 3}
+PRODUCT = {"BI": 64, "num_warps": 8, "num_stages": 2}
 ADDED = {"BO": 64, "num_warps": 4, "num_stages": 2}
 """The columns per step of `_user_product` and per program of `_add_user_product`, and their launch settings."""
 
