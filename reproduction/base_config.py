@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.corpora import Corpus
-from reproduction.recipe import FULL, PaperRun, Scale, common_tables
+from reproduction.recipe import FULL, POPULATION, PaperRun, Scale, common_tables
 from unheard.mechanism.clipping import AdaptiveClip
 from unheard.training.run import Run, fill_added_keys, run_from_tables, set_key, tables_from_run
-
-POPULATION = "POPULATION"
-"""Placeholder in the changes of a run. `build_run` replaces it by the declared population of the corpus."""
 
 
 def build_run(

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from reproduction.bootstrap import half_width
+from reproduction.bootstrap import half_width, interval, load, resampled_accuracy
 from reproduction.printed import TABLE_1, TABLE_2, by_accountant, moments
 from reproduction.private_run import CANDIDATES, read_metrics, smoothed
 from reproduction.recipes import TRADES
@@ -49,6 +49,8 @@ SEEDED = {
 """Runs with several seeds: the prefix of their folders by the label in tables."""
 
 
+LEARNED = 5.0
+"""Smallest accuracy in percent of a run that others are compared with, from the registered terms."""
 PAPER_COSTS = {"S10-sigma0.006-seed": 0.83, "S15-sigma0.012-seed": 1.54}
 """Largest cost in points of AccuracyTop1 that rule table-2-cost allows, by run."""
 NOISED = ("S15-sigma0.003-seed", *PAPER_COSTS)
@@ -393,6 +395,94 @@ def figure_8_seeds(root: Path) -> RuleVerdict:
     return joined((apart <= rule["threshold"], f"range of the seeds {apart:.2f} points"))
 
 
+FREE_OF_NOISE = "flat-S20-seed"
+"""The run of Figure 3 with which the runs with noise are compared."""
+ESTIMATORS = tuple(
+    f"{name}-seed"
+    for name in (
+        "fixed-size-true-average",
+        "variable-true-average",
+        "variable-fixed-denominator",
+        "variable-clipped-denominator",
+    )
+)
+"""The runs of Figure 5."""
+CLIPPED = tuple(f"{kind}-S{norm}-seed" for kind in ("flat", "per-layer") for norm in (10, 15, 20))
+"""The runs of Figure 2 that its rule compares with the run without a clip."""
+
+
+def _has_learned(name: str, at: int, root: Path) -> Part:
+    """Return the common case "cannot tell": the run that others are compared with has less than 5 % accuracy."""
+    mean = float(np.mean(accuracy(complete(name, at, root), at)))
+    return (True if mean >= LEARNED else None), f"{name.removesuffix('-seed')} has {mean:.2f} % at round {at:,}"
+
+
+def figure_3_early(root: Path) -> RuleVerdict:
+    """Apply rule figure-3-early: sigma = 0.024 costs almost nothing at round 100."""
+    (at,) = RULES["figure-3-early"]["read_at"]
+    loss = compare("figure-3-early", "flat-S20-sigma0.024-seed", FREE_OF_NOISE, root, least=-0.25)
+    return joined(_has_learned(FREE_OF_NOISE, at, root), loss)
+
+
+def figure_3_late(root: Path) -> RuleVerdict:
+    """Apply rule figure-3-late: sigma = 0.012 costs little, 0.024 costs more, and more than it did at round 100."""
+    rule, some, more = "figure-3-late", "flat-S20-sigma0.012-seed", "flat-S20-sigma0.024-seed"
+    early, late = RULES[rule]["read_at"]
+    return joined(
+        _has_learned(FREE_OF_NOISE, early, root),
+        compare(rule, some, FREE_OF_NOISE, root, at=[late], least=-RULES[rule]["threshold"]),
+        compare(rule, more, some, root, at=[late], most=0.0),
+        compare(rule, FREE_OF_NOISE, more, root, least=0.0, change=True, words="the loss of sigma = 0.024 changes by "),
+    )
+
+
+def figure_3_destroyed(root: Path) -> RuleVerdict:
+    """Apply rule figure-3-destroyed: sigma = 0.2 leaves less than half of the accuracy.
+
+    The interval is that of the accuracy with sigma = 0.2 minus half of the accuracy without noise.
+    """
+    rule, (at,) = RULES["figure-3-destroyed"], RULES["figure-3-destroyed"]["read_at"]
+    sides = [complete(name, at, root) for name in ("flat-S20-sigma0.2-seed", FREE_OF_NOISE)]
+    noised, free = (np.array(accuracy(side, at)) for side in sides)
+    resampled = [resampled_accuracy([load(folder) for folder in side]) for side in sides]
+    low, high = interval(100 * (resampled[0] - rule["threshold"] * resampled[1]))
+    errors = (np.std(values, ddof=1) / math.sqrt(len(values)) for values in (noised, rule["threshold"] * free))
+    half, fewest = (high - low) / 2, min(len(noised), len(free))
+    if fewest > 1:
+        half = math.hypot(half, 1.96 * math.hypot(*errors))
+    beyond = Measured(float(noised.mean() - rule["threshold"] * free.mean()), half, fewest < rule["seeds"])
+    words = f"sigma = 0.2 has {noised.mean():.2f} %, {noised.mean() / free.mean():.3f} of {free.mean():.2f} %"
+    return joined(
+        _has_learned(FREE_OF_NOISE, at, root),
+        (beyond.is_between(None, 0.0), f"{words}; above half of it: {beyond}"),
+    )
+
+
+def figure_5(root: Path) -> RuleVerdict:
+    """Apply rule figure-5: at rounds 500 and 3,000 the highest and the lowest of the four runs are close."""
+    rule, parts = RULES["figure-5"], []
+    for at in rule["read_at"]:
+        means = {name: float(np.mean(accuracy(complete(name, at, root), at))) for name in ESTIMATORS}
+        high, low = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
+        words = f"round {at:,}, {high.removesuffix('-seed')} against {low.removesuffix('-seed')}: "
+        parts.append(_has_learned(low, at, root))
+        parts.append(compare("figure-5", high, low, root, at=[at], most=rule["threshold"], words=words))
+    return joined(*parts)
+
+
+def figure_2(root: Path) -> RuleVerdict:
+    """Apply rule figure-2: at three rounds no clip with S from 10 to 20 costs much against no clip."""
+    rule, free = RULES["figure-2"], "variable-true-average-seed"
+    learned = [_has_learned(free, at, root) for at in rule["read_at"]]
+    losses = []
+    for at in rule["read_at"]:
+        means = {name: float(np.mean(accuracy(complete(name, at, root), at))) for name in CLIPPED}
+        worst = min(means, key=means.__getitem__)
+        words = f"round {at:,}, the worst, {worst.removesuffix('-seed')}, against no clip: "
+        losses.append(compare("figure-2", worst, free, root, at=[at], least=-rule["threshold"], words=words))
+    return joined(*learned, *losses)
+
+
 JUDGES = {
     "private-run": (private_run, {"private": 5000, "baseline-C5000-seed": 5000}),
     "private-rounds": (private_rounds, {"private": 5000, "baseline-seed": 5000}),
@@ -407,6 +497,14 @@ LONG_JUDGES = {
     "figure-4": (figure_4, {f"then-S{norm:g}-seed": 6000 for norm in (7.9, 10, 12.6, 20)}),
     "figure-8-early": (figure_8_early, {f"trade-S{norm:g}-seed": 4885 for norm in TRADES}),
     "figure-8-seeds": (figure_8_seeds, {"trade-S20-seed": 4885}),
+    "figure-3-early": (figure_3_early, dict.fromkeys((FREE_OF_NOISE, "flat-S20-sigma0.024-seed"), 100)),
+    "figure-3-late": (
+        figure_3_late,
+        dict.fromkeys((FREE_OF_NOISE, "flat-S20-sigma0.012-seed", "flat-S20-sigma0.024-seed"), 3000),
+    ),
+    "figure-3-destroyed": (figure_3_destroyed, dict.fromkeys((FREE_OF_NOISE, "flat-S20-sigma0.2-seed"), 3000)),
+    "figure-5": (figure_5, dict.fromkeys(ESTIMATORS, 3000)),
+    "figure-2": (figure_2, dict.fromkeys((*CLIPPED, "variable-true-average-seed"), 3000)),
 }
 """The same for the rules on reviews_1600_200k."""
 

@@ -35,8 +35,8 @@ from types import ModuleType
 from typing import Any
 
 from reproduction.bundles import bundle, collect, restore, unpack
-from reproduction.recipe import PaperRun, common_tables
-from reproduction.recipes import MAIN, SEEDS, TRADES, TRADES_PER_LAYER, baseline, noised, traded
+from reproduction.recipe import POPULATION, PaperRun, common_tables
+from reproduction.recipes import MAIN, RUNS, SEEDS, SWEEP, TRADES, TRADES_PER_LAYER, baseline, clipped, noised, traded
 from unheard import formatting
 from unheard.run_folder import RunFolder
 from unheard.storage import replace_file
@@ -59,7 +59,9 @@ STEPS = ("choose-S", "private", "baseline-C5000", "table-2", "C1250")
 """Steps that the command `all` runs, in this order."""
 MORE_STEPS = ("z1-C1667", "baseline-C1667", "z1-C1250", "baseline-C1250", "trade-offs", "trade-offs-adjusted")
 """Further steps on reviews_81, which the batches of schedule.toml use."""
-LONG_STEPS = ("long-table-2", "long-C1250", "long-trade-offs", "long-trade-offs-adjusted")
+SWEEP_STEPS = ("long-noise", "long-estimators", "long-clipping")
+"""Steps on reviews_1600_200k whose rules are read at round 500 or before, so that they are evaluated every 20 rounds."""
+LONG_STEPS = ("long-table-2", "long-C1250", "long-trade-offs", "long-trade-offs-adjusted", *SWEEP_STEPS)
 """Steps on reviews_1600_200k, whose users have text for several local steps. They need a separate work folder."""
 Z1 = {1667: 10, 1250: 15}
 """S of the other private runs with z = 1, by their users per round, as in Table 2."""
@@ -129,7 +131,9 @@ def _file_of(data: Path, name: str) -> Path:
 # --------------------------------------------------------------------------------------------------------------------- runs
 
 
-def run_tables(run: PaperRun, work: Path, corpus: str, *, seed: int | None, scale: float = 1.0) -> dict[str, Any]:
+def run_tables(
+    run: PaperRun, work: Path, corpus: str, *, seed: int | None, scale: float = 1.0, evaluated_every: int = 100
+) -> dict[str, Any]:
     """Return the tables of a run file for one run.
 
     Args:
@@ -138,19 +142,22 @@ def run_tables(run: PaperRun, work: Path, corpus: str, *, seed: int | None, scal
         corpus: Name of the corpus.
         seed: Seed of the run and of the run that it starts from; None for noise from a secure generator.
         scale: Factor on rounds and users; below 1 for tests only.
+        evaluated_every: Rounds between evaluations.
     """
     from unheard.training.run import set_key
 
-    every, tables = (
-        max(1, round(100 * scale)),
-        common_tables(work / corpus, POPULATIONS[corpus], vocabulary_size=10_000),
-    )
+    every, checkpoint_every = (max(1, round(rounds * scale)) for rounds in (evaluated_every, 500))
+    tables = common_tables(work / corpus, POPULATIONS[corpus], vocabulary_size=10_000)
     for change in run.changes:
-        set_key(tables, change)
+        set_key(tables, change.replace(POPULATION, str(POPULATIONS[corpus])))
     tables["model"] |= {"unit_norm": True, "keep_norm": False}
     tables["sampling"]["users_per_round"] = max(4, round(run.users * scale))
     tables["evaluation"] = {"every": every, "max_tokens": 10_000_000}
-    training = {"rounds": max(5, round(run.rounds * scale)), "checkpoint_every": 5 * every, "keep_checkpoints": 1}
+    training = {
+        "rounds": max(5, round(run.rounds * scale)),
+        "checkpoint_every": checkpoint_every,
+        "keep_checkpoints": 1,
+    }
     if seed is not None:
         training["reproducible_seed"] = seed
     if run.after is not None:
@@ -170,8 +177,11 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
     """
     is_long = step in LONG_STEPS
     corpus = "reviews_1600_200k" if is_long else "blogs_64" if step == "choose-S" else "reviews_81"
-    runs = named_runs(step, work, repetition)
-    return {name: run_tables(run, work, corpus, seed=seed, scale=scale) for name, (run, seed) in runs.items()}
+    every = 20 if step in SWEEP_STEPS else 100
+    return {
+        name: run_tables(run, work, corpus, seed=seed, scale=scale, evaluated_every=every)
+        for name, (run, seed) in named_runs(step, work, repetition).items()
+    }
 
 
 def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[PaperRun, int | None]]:
@@ -214,6 +224,14 @@ def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[Pa
             seeded = {f"then-S{norm:g}": traded(norm, after="trade-S20") for norm in TRADES}
             per_layer = {norm: traded(norm, "per_layer", after="trade-S20") for norm in TRADES_PER_LAYER}
             seeded |= {f"then-S{norm:g}-per-layer": run for norm, run in per_layer.items()}
+        case "noise":
+            seeded = {run.name: run for run in (clipped(20), *(noised(20, sigma) for sigma in (0.012, 0.024, 0.2)))}
+        case "estimators":
+            _, *others = RUNS["estimators"]
+            seeded = {"fixed-size-true-average": baseline(rounds=SWEEP), **{run.name: run for run in others}}
+        case "clipping":
+            sweep = [clipped(norm, kind) for kind in ("flat", "per_layer") for norm in (10, 15, 20)]
+            seeded = {run.name: run for run in sweep if run.name != clipped(20).name}
         case _:
             raise SystemExit(f"There is no step {step}: choose from {', '.join((*STEPS, *MORE_STEPS, *LONG_STEPS))}.")
     return {f"{name}-seed{seed}": (run, seed) for name, run in seeded.items() for seed in SEEDS}

@@ -56,9 +56,9 @@ def all_tables(root: Path = REVIEWS) -> list[Table]:
     Args:
         root: Folder of the results on reviews_81.
     """
-    long = [table_2(LONG)] if folders_of("baseline-seed", LONG) else []
+    long = [table_2(LONG), figure_7_table(LONG)] if folders_of("baseline-seed", LONG) else []
     reviews = [cohorts_table(root), repetitions_table(root), table_2(root), figure_7_table(root)]
-    return [*reviews, *trade_offs_tables(root), *long, *trade_offs_tables(LONG)]
+    return [*reviews, *trade_offs_tables(root), *long, *trade_offs_tables(LONG), *sweep_tables(LONG)]
 
 
 def state_table(root: Path = REVIEWS) -> Table:
@@ -79,8 +79,9 @@ def state_table(root: Path = REVIEWS) -> Table:
         states += [f"{count} stopped at {one:,} of {wanted:,}" for one, count in stopped.items()]
         seen = records[0]
         pace = sum(one["users_per_second"] * one["seconds"] for one in seen) / sum(one["seconds"] for one in seen)
-        commits = ", ".join(dict.fromkeys(one["commit"][:9] for one in seen))
-        figures = (f"{minutes(seen):.1f}", f"{pace:,.0f}", f"{seen[-1]['date']}, {commits}")
+        everything = [one for record in records for one in record]
+        commits = ", ".join(dict.fromkeys(one["commit"][:9] for one in everything))
+        figures = (f"{minutes(seen):.1f}", f"{pace:,.0f}", f"{max(one['date'] for one in everything)}, {commits}")
         rows.append((step, f"{len(runs)}", "; ".join(states), *figures))
     return Table(
         title="What was run",
@@ -182,6 +183,49 @@ def trade_offs_tables(root: Path = REVIEWS) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
+SWEEPS = {
+    "Figure 3: noise at S = 20": {
+        "no noise": "flat-S20-seed",
+        "σ = 0.012": "flat-S20-sigma0.012-seed",
+        "σ = 0.024": "flat-S20-sigma0.024-seed",
+        "σ = 0.2": "flat-S20-sigma0.2-seed",
+    },
+    "Figure 5: sampling and estimators, without clip and noise": {
+        "fixed size, true average": "fixed-size-true-average-seed",
+        "Poisson, true average": "variable-true-average-seed",
+        "Poisson, fixed denominator": "variable-fixed-denominator-seed",
+        "Poisson, clipped denominator": "variable-clipped-denominator-seed",
+    },
+    "Figure 2: clip without noise": {
+        "no clip": "variable-true-average-seed",
+        **{
+            f"S = {norm}, {kind.replace('-', ' ')}": f"{kind}-S{norm}-seed"
+            for kind in ("flat", "per-layer")
+            for norm in (10, 15, 20)
+        },
+    },
+}
+"""The sweeps of `private_run.SWEEP_STEPS`: for each table the prefix of the folders of its runs by label."""
+
+
+def sweep_tables(root: Path) -> list[Table]:
+    """Return tables of Figures 3, 5 and 2, each if at least two of its runs have results.
+
+    Args:
+        root: Folder of the results, which has the name of the corpus.
+    """
+    marks, q, tables = (100, 500, 1000, 3000), 100 / private_run.POPULATIONS.get(root.name, POPULATION), []
+    for title, labels in SWEEPS.items():
+        named = {label: folders for label, name in labels.items() if (folders := folders_of(name, root))}
+        rows = [(label, *(_mean_cell(folders, at) for at in marks)) for label, folders in named.items()]
+        columns = ("", *(f"round {at:,}" for at in marks))
+        note = (
+            f"100 users per round: q = {q:.2g}, {q * 3000:.2g} visits per user. ± is the standard deviation over seeds."
+        )
+        tables += [Table(title=f"{title}{_on(root)}", columns=columns, rows=rows, note=note)] if len(rows) > 1 else []
+    return tables
+
+
 def table_2(root: Path = REVIEWS) -> Table:
     """Return Table 2 with 100 users per round: the paper's accuracies next to ours.
 
@@ -217,13 +261,17 @@ def _on(root: Path) -> str:
 
 
 def figure_7_table(root: Path = REVIEWS) -> Table:
-    """Return a table of Figure 7: accuracy by round with 100 and 1,250 users per round and the same noise."""
+    """Return a table of Figure 7: accuracy by round with 100 and 1,250 users per round and the same noise.
+
+    Args:
+        root: Folder of the results, which has the name of the corpus.
+    """
     rows, marks = [], (500, 1000, 2000, 3000)
     for (label, name), users in zip(FIGURE_7.items(), (100, 1250), strict=True):
-        q, folders = users / POPULATION, folders_of(name, root)
+        q, folders = users / private_run.POPULATIONS.get(root.name, POPULATION), folders_of(name, root)
         rows.append((label, *(_mean_cell(folders, mark) for mark in marks), f"{q:.2g}, {q * 3000:.2g}"))
     columns = ("", *(f"round {mark:,}" for mark in marks), "q, visits per user")
-    return Table(title="Figure 7: S = 15, σ = 0.012", columns=columns, rows=rows)
+    return Table(title=f"Figure 7: S = 15, σ = 0.012{_on(root)}", columns=columns, rows=rows)
 
 
 def last_round(folder: Path) -> int:

@@ -23,6 +23,8 @@ CORPORA = ("main", "20k", "30k", "characters", "other", "synthetic")
 """Roles of token stores. `main` is the corpus itself. `20k`, `30k` and `characters` are the same text with larger
 dictionaries or with characters as tokens. `other` is another corpus with the dictionary of the main one. `synthetic` is
 a generated corpus of the size of the paper's."""
+POPULATION = "POPULATION"
+"""Placeholder in the changes of a run. It is replaced by the declared population of the corpus."""
 
 
 def common_tables(store: Path, population: int, *, vocabulary_size: int) -> dict[str, Any]:

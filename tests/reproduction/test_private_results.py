@@ -174,9 +174,8 @@ def make_trades(place: Path, levels: dict[float, float], then: dict[float, float
 def test_figures_8_and_4_can_hold_fail_and_stay_open(tmp_path, at_10, at_20, later, expected):
     levels = {6.3: 22.0, 7.9: 22.05, 10: at_10, 12.6: 22.0, 15.9: 21.95, 20: at_20}
     make_trades(tmp_path, levels, {7.9: 22.5, 10: later, 12.6: 21.0, 20: 20.0})
-    outcomes = {rule: judge(tmp_path).outcome for rule, (judge, _) in private_results.LONG_JUDGES.items()}
-    assert (outcomes["figure-8-early"], outcomes["figure-4"]) == expected
-    assert outcomes["figure-8-seeds"] == "held"
+    judges = (private_results.figure_8_early, private_results.figure_4, private_results.figure_8_seeds)
+    assert tuple(judge(tmp_path).outcome for judge in judges) == (*expected, "held")
 
 
 def test_three_seeds_of_figure_8_may_be_far_apart_or_missing(tmp_path):
@@ -191,6 +190,88 @@ def test_rules_on_longer_reviews_are_judged_when_they_have_runs(tmp_path):
     make_trades(tmp_path, {}, {7.9: 22.5, 10: 22.0}, apart=0.0)
     judged = private_results.verdicts(private_results.REVIEWS, tmp_path)
     assert judged["figure-4"].reason == "Missing: then-S12.6 at round 6,000, then-S20 at round 6,000."
+
+
+def make_seeds(place: Path, name: str, at: dict[int, float], seeds: int = 3) -> None:
+    """Write the seeds of a sweep of 3,000 rounds, which are 0.02 points apart."""
+    for seed in range(1, seeds + 1):
+        make_run(place / f"{name}-seed{seed}", {r: v + 0.02 * seed for r, v in at.items()}, rounds=3000)
+
+
+@pytest.mark.parametrize(
+    ("free", "noised", "expected"),
+    [  # accuracy at rounds 100 and 3,000: without noise; with sigma = 0.012, 0.024 and 0.2
+        ((10.0, 20.0), ((10.0, 19.8), (10.0, 19.0), (3.0, 5.0)), ("held", "held", "held")),
+        ((10.0, 20.0), ((10.0, 19.8), (9.0, 19.2), (3.0, 5.0)), ("did not hold", "did not hold", "held")),
+        ((10.0, 20.0), ((10.0, 19.0), (10.0, 18.0), (8.0, 15.0)), ("held", "did not hold", "did not hold")),
+        ((10.0, 20.0), ((10.0, 19.8), (9.75, 19.8), (8.0, 10.0)), ("cannot tell", "did not hold", "cannot tell")),
+        ((4.0, 20.0), ((4.0, 19.8), (4.0, 19.0), (3.0, 5.0)), ("cannot tell", "cannot tell", "held")),
+    ],
+)
+def test_figure_3_can_hold_fail_and_stay_open(tmp_path, free, noised, expected):
+    for name, (early, late) in zip(("", "-sigma0.012", "-sigma0.024", "-sigma0.2"), (free, *noised), strict=True):
+        make_seeds(tmp_path, f"flat-S20{name}", {100: early, 500: early, 2500: late, 3000: late})
+    judges = (private_results.figure_3_early, private_results.figure_3_late, private_results.figure_3_destroyed)
+    assert tuple(judge(tmp_path).outcome for judge in judges) == expected
+
+
+@pytest.mark.parametrize(
+    ("early", "late", "expected"),
+    [(10.0, 20.0, "held"), (10.6, 20.0, "did not hold"), (10.0, 21.0, "did not hold"), (10.0, 20.25, "cannot tell")],
+)
+def test_figure_5_can_hold_fail_and_stay_open(tmp_path, early, late, expected):
+    for number, name in enumerate(private_results.ESTIMATORS):
+        levels = (early, late) if number == 2 else (10.0, 20.0)
+        make_seeds(tmp_path, name.removesuffix("-seed"), {100: 8.0, 110: levels[0], 900: levels[0], 1000: levels[1]})
+    assert private_results.figure_5(tmp_path).outcome == expected
+
+
+@pytest.mark.parametrize(
+    ("early", "late", "seeds", "expected"),
+    [
+        (9.9, 19.8, 3, "held"),
+        (9.0, 19.8, 3, "did not hold"),
+        (9.9, 19.0, 1, "did not hold"),
+        (9.9, 19.6, 1, "cannot tell"),
+    ],
+)
+def test_figure_2_can_hold_fail_and_stay_open(tmp_path, early, late, seeds, expected):
+    """The worst of six clips decides. With one seed, only a loss far from the threshold does, as a preliminary verdict."""
+    make_seeds(tmp_path, "variable-true-average", {100: 10.0, 500: 10.0, 1000: 20.0})
+    for number, name in enumerate(private_results.CLIPPED):
+        levels = (early, late) if number == 4 else (10.0, 20.0)
+        make_seeds(tmp_path, name.removesuffix("-seed"), {100: levels[0], 500: levels[0], 1000: levels[1]}, seeds)
+    judged = private_results.figure_2(tmp_path)
+    assert judged.outcome == expected
+    assert ("preliminary" in judged.reason) is (seeds == 1)
+
+
+def test_sweeps_are_evaluated_every_20_rounds_and_differ_as_registered(tmp_path):
+    noise, estimators, clips = (runs_of(f"long-{step}", tmp_path) for step in ("noise", "estimators", "clipping"))
+    assert (len(noise), len(estimators), len(clips)) == (12, 12, 15)
+    for run in (*noise.values(), *estimators.values(), *clips.values()):
+        assert (run["evaluation"]["every"], run["training"]["rounds"]) == (20, 3000)
+        assert (run["training"]["checkpoint_every"], run["sampling"]["users_per_round"]) == (500, 100)
+    assert noise["flat-S20-seed2"]["noise"] == {"kind": "none"}
+    assert noise["flat-S20-sigma0.2-seed1"]["noise"]["noise_std"] == 0.2
+    assert estimators["fixed-size-true-average-seed3"]["sampling"]["kind"] == "fixed_size"
+    assert estimators["variable-clipped-denominator-seed1"]["estimator"]["min_total_weight"] == 191_709
+    assert {run["clip"]["kind"] for run in estimators.values()} == {"none"}
+    assert "flat-S20-seed1" not in clips
+    assert clips["per-layer-S10-seed1"]["clip"] == {"kind": "per_layer", "norm": 10}
+    needed = {name for _, needs in private_results.LONG_JUDGES.values() for name in needs if "trade" not in name}
+    runs = {name.removesuffix("1") for name in (*noise, *estimators, *clips) if name.endswith("seed1")}
+    assert {name for name in needed if not name.startswith("then")} == runs
+
+
+def test_sweeps_are_shown_when_their_runs_exist(tmp_path):
+    assert private_tables.sweep_tables(tmp_path) == []
+    for name in ("flat-S20", "flat-S20-sigma0.012"):
+        make_seeds(tmp_path, name, flat(20.0))
+    (noise,) = private_tables.sweep_tables(tmp_path)
+    assert noise.title.startswith("Figure 3")
+    assert [row[0] for row in noise.rows] == ["no noise", "σ = 0.012"]
+    assert noise.rows[0][1:] == ("20.04 ± 0.02 %",) * 4
 
 
 def outcome_of_seeds(place: Path) -> str:
