@@ -55,7 +55,7 @@ def counted_baselines(root: Path = REVIEWS) -> dict[str, float]:
 
 
 def figures(root: Path = REVIEWS) -> list[Figure]:
-    """Return Figures 1 and 7, a figure of the private runs by users per round, and Figures 1 and 8 on longer texts.
+    """Return Figures 1 and 7, a figure of the private runs by users per round, and the figures on longer texts.
 
     A figure with fewer than two lines is left out.
 
@@ -65,6 +65,7 @@ def figures(root: Path = REVIEWS) -> list[Figure]:
     named = {label.replace("sigma", "σ").removesuffix(", C = 100"): name for label, name in SEEDED.items()}
     seeds = {label: name for label, name in named.items() if name != "estimate-seed"}
     trades = {f"S = {norm:g}, σ = {0.0006 * norm:.4g}": f"trade-S{norm:g}-seed" for norm in TRADES}
+    then = {label: name.replace("trade", "then") for label, name in trades.items()}
     larger = {"5,000 users per round, S = 8": "private"}
     larger |= {f"{users:,} users per round, S = {norm}": f"z1-C{users}" for users, norm in Z1.items()}
     drawn = [
@@ -72,6 +73,11 @@ def figures(root: Path = REVIEWS) -> list[Figure]:
         _figure("figure-7-reviews", "Figure 7: S = 15, σ = 0.012", tables.FIGURE_7, root),
         _figure("cohorts-reviews", "z = 1 by users per round", larger, root),
         _figure("figure-1-long", "Figure 1 on reviews_1600_200k, mean of seeds", seeds, LONG),
+        _figure(
+            "figure-3-long", "Figure 3 on reviews_1600_200k: noise at S = 20", next(iter(tables.SWEEPS.values())), LONG
+        ),
+        _figure("figure-4-long", "Figure 4 on reviews_1600_200k: S and σ changed after 4,885 rounds", then, LONG),
+        _figure("figure-7-long", "Figure 7 on reviews_1600_200k: S = 15, σ = 0.012", tables.FIGURE_7, LONG),
         _figure("figure-8-long", "Figure 8 on reviews_1600_200k: noise against clipping, z = 0.06", trades, LONG),
     ]
     return [figure for figure in drawn if len(figure.lines) > 1]
