@@ -34,7 +34,7 @@ from reproduction.results import RunResult
 from reproduction.scheduling import Job
 from unheard.corpus.store import TokenStore
 from unheard.corpus.vocabulary import BOS, EOS, UNK
-from unheard.evaluation.measures import Counts, score, score_bigram, score_unigram
+from unheard.evaluation.measures import GUESSES, Counts, head_words, score, score_bigram, score_unigram
 from unheard.evaluation.next_word import evaluate, target_rank
 from unheard.models.model import LanguageModel, window_targets
 from unheard.training.checkpoint import released_model
@@ -50,6 +50,8 @@ TEST_TOKENS = 75_122
 """Number of predicted tokens in the paper's test set. `measure` draws random held-out posts up to this size."""
 PROMPTS = ("The room was very", "We would definitely", "The staff at the", "Breakfast was", "Next time I will")
 """Beginnings of sentences that we wrote. `measure` records which words a model suggests after each."""
+HEAD = 100
+"""Number of most frequent words that count as head words in the counts per user, as in the rules of Table 3."""
 EVALUATED = ("accuracy_top1", "accuracy_top3", "accuracy_top5", "loss", "perplexity")
 """Metrics of every evaluation that a result stores."""
 
@@ -93,8 +95,8 @@ def commit() -> str | None:
 def measure(folder: Path, device: str) -> None:
     """Measure the last model of a run on all held-out users, and write three files into its folder.
 
-    `per_user.npz` has the number of targets and hits of each held-out user, with and without sentence ends and
-    punctuation. `per_post.npz` has the same for each post of a test set of `TEST_TOKENS`, as in the paper. `facts.json`
+    `per_user.npz` has the number of targets, hits and head words of each held-out user, with and without sentence ends
+    and punctuation. `per_post.npz` has the same for each post of a test set of `TEST_TOKENS`, as in the paper. `facts.json`
     has the commit, the digest of the store, the accuracies, the size of the model, and its suggestions after `PROMPTS`.
 
     Args:
@@ -126,6 +128,7 @@ def measure(folder: Path, device: str) -> None:
         "test_posts": len(posts),
         "test_tokens": int(of_posts["targets"].sum()),
         "accuracy_top1_test_posts": int(of_posts["hits"].sum()) / int(of_posts["targets"].sum()),
+        "head_words": total["head_words"] / total["targets"],
         "suggestions": {text: [word for word, _ in released.predict(text, 3)] for text in PROMPTS},
     }
     (folder / "facts.json").write_text(json.dumps(described, indent=1) + "\n")
@@ -253,12 +256,13 @@ def hits_of(
 
     Returns:
         Arrays with one number per text: `targets` and `hits`; `words` and `word_hits`, which leave out sentence ends;
-        `plain` and `plain_hits`, which leave out sentence ends and punctuation.
+        `plain` and `plain_hits`, which leave out sentence ends and punctuation; and `head_words`, the sum over targets of
+        the head words among the ten predictions.
     """
     params, device = model.layout.split(params_P), params_P.device
     # A token without a letter or digit is punctuation. The names of BOS, EOS and UNK have letters, so they are not.
     is_mark_V = torch.tensor([not any(c.isalnum() for c in word) for word in words], device=device)
-    names = ("targets", "hits", "words", "word_hits", "plain", "plain_hits")
+    names = ("targets", "hits", "words", "word_hits", "plain", "plain_hits", "head_words")
     counts = {name: np.zeros(len(texts), dtype=np.int64) for name in names}
     windows = [windows_of(tokens, unroll) for tokens in texts]
     owner_K = np.repeat(np.arange(len(windows)), [len(window) for window in windows])
@@ -272,7 +276,9 @@ def hits_of(
             hit_BT = counts_BT & (target_BT != UNK) & (rank_BT == 1)
             word_BT = counts_BT & (target_BT != EOS)
             plain_BT = word_BT & ~is_mark_V[target_BT]
-            columns = (counts_BT, hit_BT, word_BT, hit_BT & word_BT, plain_BT, hit_BT & plain_BT)
+            top_NK = logits_NV.topk(min(GUESSES + 2, len(words)), dim=1).indices.cpu().numpy()
+            heads_BT = counts_BT * torch.as_tensor(head_words(top_NK, HEAD), device=device).view(target_BT.shape)
+            columns = (counts_BT, hit_BT, word_BT, hit_BT & word_BT, plain_BT, hit_BT & plain_BT, heads_BT)
             for name, column_BT in zip(names, columns, strict=True):
                 np.add.at(counts[name], owner_K[part], column_BT.sum(dim=1).cpu().numpy())
     return counts

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from reproduction.bootstrap import half_width, interval, load, resampled_accuracy
 from reproduction.printed import TABLE_1, TABLE_2, by_accountant, moments
@@ -187,6 +188,40 @@ def missing(rounds: dict[str, int], root: Path) -> str | None:
     return f"No model was kept of {', '.join(models)}." if models else None
 
 
+def combined(
+    rule: str, weights: dict[str, float], at: int, root: Path, counted: tuple[str, str] = ("targets", "hits")
+) -> Measured:
+    """Return a weighted sum of the accuracies of some runs, in points, with its interval.
+
+    With other `counted` names it is a weighted sum of other means per target, in their own unit.
+
+    Args:
+        rule: Name of the rule, which says how many repetitions are required.
+        weights: The weight of each run, by its name.
+        at: The round. Other means than accuracies are those of the last models.
+        root: Folder of the results.
+        counted: Names of the counts per user: targets, and what is counted over them.
+    """
+    sides = {name: complete(name, at, root) for name in weights}
+    counts = {name: [load(folder) for folder in side] for name, side in sides.items()}
+    is_accuracy = counted[1] == "hits"
+    scale = 100 if is_accuracy else 1
+    by_run = {
+        name: accuracy(side, at)
+        if is_accuracy
+        else [one[counted[1]].sum() / one[counted[0]].sum() for one in counts[name]]
+        for name, side in sides.items()
+    }
+    resampled = sum(scale * weight * resampled_accuracy(counts[name], counted) for name, weight in weights.items())
+    low, high = interval(np.asarray(resampled))
+    half, fewest = (high - low) / 2, min(len(values) for values in by_run.values())
+    if fewest > 1:
+        errors = (weights[name] * np.std(v, ddof=1) / math.sqrt(len(v)) for name, v in by_run.items())
+        half = math.hypot(half, 1.96 * math.hypot(*errors))
+    value = float(sum(weight * np.mean(by_run[name]) for name, weight in weights.items()))
+    return Measured(value, half, fewest < RULES[rule]["seeds"])
+
+
 def difference(rule: str, first: str, second: str, at: Sequence[int], root: Path, *, change: bool = False) -> Measured:
     """Return the accuracy of the first run minus that of the second, in points, with its interval.
 
@@ -198,11 +233,11 @@ def difference(rule: str, first: str, second: str, at: Sequence[int], root: Path
         root: Folder of the results.
         change: Whether to subtract the difference at the first of the rounds, which gives the change between them.
     """
+    if not change:
+        return combined(rule, {first: 1, second: -1}, at[-1], root)
     sides = [complete(name, at[-1], root) for name in (first, second)]
-    by_run = [np.array(accuracy(side, at[-1])) for side in sides]
-    if change:
-        by_run = [values - np.array(accuracy(side, at[0])) for values, side in zip(by_run, sides, strict=True)]
-    half = 100 * (half_width(*sides) or 0.0) * (math.sqrt(2) if change else 1)
+    by_run = [np.array(accuracy(side, at[-1])) - np.array(accuracy(side, at[0])) for side in sides]
+    half = 100 * (half_width(*sides) or 0.0) * math.sqrt(2)
     fewest = min(len(values) for values in by_run)
     if fewest > 1:
         half = math.hypot(half, 1.96 * math.hypot(*(np.std(v, ddof=1) / math.sqrt(len(v)) for v in by_run)))
@@ -441,17 +476,11 @@ def figure_3_destroyed(root: Path) -> RuleVerdict:
 
     The interval is that of the accuracy with sigma = 0.2 minus half of the accuracy without noise.
     """
-    rule, (at,) = RULES["figure-3-destroyed"], RULES["figure-3-destroyed"]["read_at"]
-    sides = [complete(name, at, root) for name in ("flat-S20-sigma0.2-seed", FREE_OF_NOISE)]
-    noised, free = (np.array(accuracy(side, at)) for side in sides)
-    resampled = [resampled_accuracy([load(folder) for folder in side]) for side in sides]
-    low, high = interval(100 * (resampled[0] - rule["threshold"] * resampled[1]))
-    errors = (np.std(values, ddof=1) / math.sqrt(len(values)) for values in (noised, rule["threshold"] * free))
-    half, fewest = (high - low) / 2, min(len(noised), len(free))
-    if fewest > 1:
-        half = math.hypot(half, 1.96 * math.hypot(*errors))
-    beyond = Measured(float(noised.mean() - rule["threshold"] * free.mean()), half, fewest < rule["seeds"])
-    words = f"sigma = 0.2 has {noised.mean():.2f} %, {noised.mean() / free.mean():.3f} of {free.mean():.2f} %"
+    rule, noised = "figure-3-destroyed", "flat-S20-sigma0.2-seed"
+    (at,), share = RULES[rule]["read_at"], RULES[rule]["threshold"]
+    beyond = combined(rule, {noised: 1, FREE_OF_NOISE: -share}, at, root)
+    left, free = (float(np.mean(accuracy(complete(name, at, root), at))) for name in (noised, FREE_OF_NOISE))
+    words = f"sigma = 0.2 has {left:.2f} %, {left / free:.3f} of {free:.2f} %"
     return joined(
         _has_learned(FREE_OF_NOISE, at, root),
         (beyond.is_between(None, 0.0), f"{words}; above half of it: {beyond}"),
@@ -483,6 +512,75 @@ def figure_2(root: Path) -> RuleVerdict:
     return joined(*learned, *losses)
 
 
+USERS_PER_ROUND = {10: "baseline-C10-seed", 100: "baseline-seed", 1000: "baseline-C1000-seed"}
+"""The runs of Figure 6 that its rule compares, by users per round."""
+
+
+def figure_6(root: Path) -> RuleVerdict:
+    """Apply rule figure-6: ten times as many users per round gain less from 100 to 1,000 than from 10 to 100."""
+    rule, (at,) = "figure-6", RULES["figure-6"]["read_at"]
+    few, some, many = USERS_PER_ROUND.values()
+    apart = combined(rule, {some: 2, few: -1, many: -1}, at, root)
+    return joined(
+        _has_learned(few, at, root),
+        compare(rule, some, few, root, least=0.0, words="gain from 10 to 100: "),
+        compare(rule, many, some, root, least=-0.25, words="gain from 100 to 1,000: "),
+        (apart.is_between(0.0), f"first gain minus second: {apart}"),
+    )
+
+
+HEADS = {
+    "baseline": "fixed-size-true-average-seed",
+    "S = 15, σ = 0.003": "heads-S15-sigma0.003-seed",
+    "S = 10, σ = 0.006": "heads-S10-sigma0.006-seed",
+    "S = 15, σ = 0.012": "heads-S15-sigma0.012-seed",
+    "S = 15, σ = 0.012, C = 1,250": "heads-S15-sigma0.012-C1250-seed",
+    "S = 20, σ = 0.024": "heads-S20-sigma0.024-seed",
+    "S = 20, σ = 0.048": "heads-S20-sigma0.048-seed",
+}
+"""The models of Table 3, all of round 3,000: the prefix of their folders by label."""
+
+
+def mean_head_words(name: str, root: Path) -> float:
+    """Return the mean number of head words among the ten predictions of a model, over targets and seeds.
+
+    Args:
+        name: A value of `HEADS`.
+        root: The folder of the results of a corpus.
+    """
+    counts = [load(folder) for folder in complete(name, 3000, root)]
+    return float(np.mean([one["head_words"].sum() / one["targets"].sum() for one in counts]))
+
+
+def table_3_quality(root: Path) -> RuleVerdict:
+    """Apply rule table-3-quality: over the seven models (means over seeds), better ones predict fewer head words."""
+    (at,), limit = RULES["table-3-quality"]["read_at"], RULES["table-3-quality"]["threshold"]
+    accuracies = [float(np.mean(accuracy(complete(name, at, root), at))) for name in HEADS.values()]
+    heads = [mean_head_words(name, root) for name in HEADS.values()]
+    correlation, span = float(spearmanr(accuracies, heads).statistic), max(accuracies) - min(accuracies)
+    is_so = None if span < 1 else correlation <= limit
+    return joined((is_so, f"{len(heads)} models over {span:.2f} points: rank correlation {correlation:+.3f}"))
+
+
+def table_3_noise(root: Path) -> RuleVerdict:
+    """Apply rule table-3-noise: little noise, and more users per round, hardly change the number of head words.
+
+    By the rule's last sentence a pair whose accuracies are more than 0.25 points apart decides nothing.
+    """
+    rule, (at,) = "table-3-noise", RULES["table-3-noise"]["read_at"]
+    limit, parts = RULES[rule]["threshold"], []
+    for first, second in (("S = 15, σ = 0.003", "baseline"), ("S = 15, σ = 0.012, C = 1,250", "S = 15, σ = 0.012")):
+        pair = {HEADS[first]: 1, HEADS[second]: -1}
+        heads, apart = combined(rule, pair, at, root, ("targets", "head_words")), combined(rule, pair, at, root)
+        is_close = abs(apart.value) <= TERMS["nearly"]
+        words = f"{heads.value:+.3f} head words, interval {heads.value - heads.half:+.3f} to {heads.value + heads.half:+.3f}"
+        parts.append((
+            heads.is_between(-limit, limit) if is_close else None,
+            f"{first} against {second}: {words}; {apart.value:+.2f} points of accuracy",
+        ))  # fmt: skip
+    return joined(*parts)
+
+
 JUDGES = {
     "private-run": (private_run, {"private": 5000, "baseline-C5000-seed": 5000}),
     "private-rounds": (private_rounds, {"private": 5000, "baseline-seed": 5000}),
@@ -505,6 +603,9 @@ LONG_JUDGES = {
     "figure-3-destroyed": (figure_3_destroyed, dict.fromkeys((FREE_OF_NOISE, "flat-S20-sigma0.2-seed"), 3000)),
     "figure-5": (figure_5, dict.fromkeys(ESTIMATORS, 3000)),
     "figure-2": (figure_2, dict.fromkeys((*CLIPPED, "variable-true-average-seed"), 3000)),
+    "figure-6": (figure_6, dict.fromkeys(USERS_PER_ROUND.values(), 3000)),
+    "table-3-quality": (table_3_quality, dict.fromkeys(HEADS.values(), 3000)),
+    "table-3-noise": (table_3_noise, dict.fromkeys(HEADS.values(), 3000)),
 }
 """The same for the rules on reviews_1600_200k."""
 

@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
@@ -62,6 +63,7 @@ MORE_STEPS = ("z1-C1667", "baseline-C1667", "z1-C1250", "baseline-C1250", "trade
 SWEEP_STEPS = ("long-noise", "long-estimators", "long-clipping")
 """Steps on reviews_1600_200k whose rules are read at round 500 or before, so that they are evaluated every 20 rounds."""
 LONG_STEPS = ("long-table-2", "long-C1250", "long-trade-offs", "long-trade-offs-adjusted", *SWEEP_STEPS)
+LONG_STEPS += ("long-users-per-round", "long-head-words")
 """Steps on reviews_1600_200k, whose users have text for several local steps. They need a separate work folder."""
 Z1 = {1667: 10, 1250: 15}
 """S of the other private runs with z = 1, by their users per round, as in Table 2."""
@@ -232,6 +234,14 @@ def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[Pa
         case "clipping":
             sweep = [clipped(norm, kind) for kind in ("flat", "per_layer") for norm in (10, 15, 20)]
             seeded = {run.name: run for run in sweep if run.name != clipped(20).name}
+        case "users-per-round":
+            # The baseline with 100 users per round is that of table-2.
+            seeded = {run.name: run for run in (baseline(users, SWEEP) for users in (10, 30, 300, 1000))}
+        case "head-words":
+            # The baseline of 3,000 rounds is `fixed-size-true-average`.
+            runs = [replace(run, rounds=SWEEP) for run in MAIN[1:]] + [noised(20, sigma) for sigma in (0.024, 0.048)]
+            runs.append(noised(15, 0.012, users=1250))
+            seeded = {f"heads-{run.name.removeprefix('flat-')}": run for run in runs}
         case _:
             raise SystemExit(f"There is no step {step}: choose from {', '.join((*STEPS, *MORE_STEPS, *LONG_STEPS))}.")
     return {f"{name}-seed{seed}": (run, seed) for name, run in seeded.items() for seed in SEEDS}

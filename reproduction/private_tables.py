@@ -19,6 +19,7 @@ from reproduction.exhibit import NOT_RUN
 from reproduction.printed import BASELINE_ACCURACY, REDDIT, TABLE_2
 from reproduction.private_results import (
     BLOGS,
+    HEADS,
     LONG,
     REVIEWS,
     SEEDED,
@@ -27,6 +28,7 @@ from reproduction.private_results import (
     complete,
     cost,
     folders_of,
+    mean_head_words,
     sittings,
     spent,
 )
@@ -57,8 +59,9 @@ def all_tables(root: Path = REVIEWS) -> list[Table]:
         root: Folder of the results on reviews_81.
     """
     long = [table_2(LONG), figure_7_table(LONG)] if folders_of("baseline-seed", LONG) else []
+    more = [*figure_6_table(LONG), *table_3(LONG)]
     reviews = [cohorts_table(root), repetitions_table(root), table_2(root), figure_7_table(root)]
-    return [*reviews, *trade_offs_tables(root), *long, *trade_offs_tables(LONG), *sweep_tables(LONG)]
+    return [*reviews, *trade_offs_tables(root), *long, *trade_offs_tables(LONG), *sweep_tables(LONG), *more]
 
 
 def state_table(root: Path = REVIEWS) -> Table:
@@ -224,6 +227,47 @@ def sweep_tables(root: Path) -> list[Table]:
         )
         tables += [Table(title=f"{title}{_on(root)}", columns=columns, rows=rows, note=note)] if len(rows) > 1 else []
     return tables
+
+
+def figure_6_table(root: Path) -> list[Table]:
+    """Return a table of Figure 6, the baseline by users per round; no table if only the baseline of Table 2 has results.
+
+    Args:
+        root: Folder of the results, which has the name of the corpus.
+    """
+    marks, rows = (500, 1000, 2000, 3000), []
+    for users in (10, 30, 100, 300, 1000):
+        name, q = ("" if users == 100 else f"-C{users}"), users / private_run.POPULATIONS.get(root.name, POPULATION)
+        if folders := folders_of(f"baseline{name}-seed", root):
+            cells = (_mean_cell(folders, at) for at in marks)
+            rows.append((f"{users:,} users per round", *cells, f"{q:.2g}, {q * 3000:.2g}"))
+    columns = ("", *(f"round {at:,}" for at in marks), "q, visits per user")
+    title, note = (
+        f"Figure 6: users per round, without clip and noise{_on(root)}",
+        "± is the standard deviation over seeds.",
+    )
+    return [Table(title=title, columns=columns, rows=rows, note=note)] if len(rows) > 1 else []
+
+
+def table_3(root: Path) -> list[Table]:
+    """Return Table 3, the head words of models of round 3,000 by accuracy; no table if no model was measured.
+
+    Args:
+        root: Folder of the results, which has the name of the corpus.
+    """
+    rows = []
+    for label, name in HEADS.items():
+        if complete(name, 3000, root):
+            rows.append((label, _mean_cell(folders_of(name, root), 3000), f"{mean_head_words(name, root):.2f}"))
+    title, columns = (
+        f"Table 3: head words of the models of round 3,000{_on(root)}",
+        ("", "AccuracyTop1", "head words of ten"),
+    )
+    note = (
+        "The mean number of the 100 most frequent words of the dictionary among the ten predictions for each target of the "
+        "held-out users, over three seeds. 100 users per round, except where C = 1,250."
+    )
+    return [Table(title=title, columns=columns, rows=rows, note=note)] if len(rows) > 1 else []
 
 
 def table_2(root: Path = REVIEWS) -> Table:

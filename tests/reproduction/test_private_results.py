@@ -15,6 +15,7 @@ from reproduction import bootstrap, measures, private_report, private_results, p
 from unheard import TiedLSTM
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
+from unheard.evaluation.measures import score
 from unheard.evaluation.next_word import evaluate
 from unheard.updates.user_update import User
 
@@ -246,6 +247,74 @@ def test_figure_2_can_hold_fail_and_stay_open(tmp_path, early, late, seeds, expe
     assert ("preliminary" in judged.reason) is (seeds == 1)
 
 
+@pytest.mark.parametrize(
+    ("ten", "thousand", "expected"),
+    [
+        (18.0, 20.5, "held"),
+        (19.0, 22.0, "did not hold"),  # the second gain is larger
+        (18.0, 19.0, "did not hold"),  # 1,000 users per round are worse than 100
+        (20.5, 20.0, "did not hold"),  # the first gain is negative
+        (19.0, 21.0, "cannot tell"),
+        (4.0, 20.5, "cannot tell"),
+    ],
+)
+def test_figure_6_can_hold_fail_and_stay_open(tmp_path, ten, thousand, expected):
+    for name, value in (("baseline-C10", ten), ("baseline", 20.0), ("baseline-C1000", thousand)):
+        make_seeds(tmp_path, name, {100: value, 3000: value})
+    assert private_results.figure_6(tmp_path).outcome == expected
+    (table,) = private_tables.figure_6_table(tmp_path)
+    assert [row[0] for row in table.rows] == ["10 users per round", "100 users per round", "1,000 users per round"]
+
+
+def make_heads(place: Path, accuracies: list[float], heads: list[float]) -> None:
+    """Write the seven models of Table 3 with these accuracies and mean numbers of head words."""
+    for name, value, head in zip(private_results.HEADS.values(), accuracies, heads, strict=True):
+        make_seeds(place, name.removesuffix("-seed"), {100: value, 3000: value})
+        for folder in place.glob(f"{name}?"):
+            counts = bootstrap.load(folder)
+            per_user = np.round(TARGETS * head + np.random.default_rng(1).normal(0, 20, USERS)).clip(0)
+            np.savez(folder / "per_user.npz", **counts, head_words=per_user)  # pyright: ignore[reportArgumentType]
+
+
+DESCENDING = [24.0, 23.9, 22.0, 20.0, 20.1, 16.0, 12.0]
+"""Accuracies of the models of Table 3, in the order of `HEADS`."""
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "heads", "expected"),
+    [
+        (DESCENDING, [4.0, 4.1, 4.2, 4.4, 4.3, 5.0, 6.0], ("held", "held")),
+        (DESCENDING, [4.0, 4.6, 4.2, 4.4, 4.3, 5.0, 6.0], ("held", "did not hold")),
+        (DESCENDING, [6.0, 6.1, 5.2, 4.4, 4.3, 4.0, 3.0], ("did not hold", "held")),
+        (DESCENDING, [4.0, 4.25, 4.2, 4.4, 4.3, 5.0, 6.0], ("held", "cannot tell")),
+        ([24.0, 23.0, *DESCENDING[2:]], [4.0, 4.1, 4.2, 4.4, 4.3, 5.0, 6.0], ("held", "cannot tell")),
+        ([20.3, 20.2, 20.1, 20.0, 20.0, 19.9, 19.8], [4.0, 4.1, 4.2, 4.4, 4.3, 5.0, 6.0], ("cannot tell", "held")),
+    ],
+)
+def test_table_3_can_hold_fail_and_stay_open(tmp_path, accuracies, heads, expected):
+    """A pair whose accuracies are far apart, or accuracies that hardly differ, leave a rule open."""
+    make_heads(tmp_path, accuracies, heads)
+    judges = (private_results.table_3_quality, private_results.table_3_noise)
+    assert tuple(judge(tmp_path).outcome for judge in judges) == expected
+    (table,) = private_tables.table_3(tmp_path)
+    assert [float(row[2]) for row in table.rows] == pytest.approx(heads, abs=0.02)
+
+
+def test_a_weighted_sum_has_the_interval_of_its_parts(tmp_path):
+    """The standard errors of seeds and the bootstrap over users both enter, each with the weight of its run."""
+    for name, value in (("a", 20.0), ("b", 10.0)):
+        make_seeds(tmp_path, name, {100: value, 3000: value})
+    once = private_results.combined("figure-6", {"a-seed": 1, "b-seed": -0.5}, 3000, tmp_path)
+    twice = private_results.combined("figure-6", {"a-seed": 2, "b-seed": -1}, 3000, tmp_path)
+    assert once.value == pytest.approx(20.04 - 0.5 * 10.04)
+    assert (twice.value, twice.half) == (pytest.approx(2 * once.value), pytest.approx(2 * once.half))
+    counts = {name: [bootstrap.load(folder) for folder in tmp_path.glob(f"{name}-seed?")] for name in "ab"}
+    resampled = {name: 100 * bootstrap.resampled_accuracy(counts[name]) for name in "ab"}
+    low, high = bootstrap.interval(resampled["a"] - 0.5 * resampled["b"])
+    of_seeds = 1.96 * 0.02 / 3**0.5 * np.hypot(1, 0.5)
+    assert once.half == pytest.approx(np.hypot((high - low) / 2, of_seeds))
+
+
 def test_sweeps_are_evaluated_every_20_rounds_and_differ_as_registered(tmp_path):
     noise, estimators, clips = (runs_of(f"long-{step}", tmp_path) for step in ("noise", "estimators", "clipping"))
     assert (len(noise), len(estimators), len(clips)) == (12, 12, 15)
@@ -260,7 +329,18 @@ def test_sweeps_are_evaluated_every_20_rounds_and_differ_as_registered(tmp_path)
     assert "flat-S20-seed1" not in clips
     assert clips["per-layer-S10-seed1"]["clip"] == {"kind": "per_layer", "norm": 10}
     needed = {name for _, needs in private_results.LONG_JUDGES.values() for name in needs if "trade" not in name}
-    runs = {name.removesuffix("1") for name in (*noise, *estimators, *clips) if name.endswith("seed1")}
+    cohorts, heads = (runs_of(f"long-{step}", tmp_path) for step in ("users-per-round", "head-words"))
+    assert {run["sampling"]["users_per_round"] for run in cohorts.values()} == {10, 30, 300, 1000}
+    assert {run["training"]["rounds"] for run in (*cohorts.values(), *heads.values())} == {3000}
+    assert {run["evaluation"]["every"] for run in (*cohorts.values(), *heads.values())} == {100}
+    assert heads["heads-S15-sigma0.012-C1250-seed1"]["sampling"]["users_per_round"] == 1250
+    assert heads["heads-S20-sigma0.048-seed3"]["noise"]["noise_std"] == 0.048
+    table_2 = runs_of("long-table-2", tmp_path)
+    every = (*noise, *estimators, *clips, *cohorts, *heads, *(name for name in table_2 if name.startswith("baseline")))
+    runs = {name.removesuffix("1") for name in every if name.endswith("seed1")} - {
+        "baseline-C30-seed",
+        "baseline-C300-seed",
+    }
     assert {name for name in needed if not name.startswith("then")} == runs
 
 
@@ -422,6 +502,8 @@ def test_hits_are_counted_like_accuracy_on_users_and_on_random_posts():
     assert counts["word_hits"].sum() / counts["words"].sum() == pytest.approx(said["accuracy_top1_words"])
     commas = sum(int((tokens[1:] == 3).sum()) for tokens in texts)
     assert (counts["words"] - counts["plain"]).sum() == commas
+    heads = score(model, params_P, [User(tokens) for tokens in texts], unroll=80)[1].histograms[100]
+    assert counts["head_words"].sum() == (heads * np.arange(11)).sum()
     one_by_one = [hits_of(model, params_P, words, [tokens])["hits"][0] for tokens in texts]
     assert counts["hits"].tolist() == one_by_one
 

@@ -178,7 +178,9 @@ def score_batch(
     input_BT, target_BT, counts_BT = window_targets(windows_BW)
     logits_NV = model.logits(params, input_BT, features_F)[counts_BT]
     rank_N, loss_N, top_NK = _ranks(logits_NV, target_BT[counts_BT])
-    return np.concatenate([rank_N, loss_N, *(_histogram(top_NK, head) for head in HEADS)])
+    return np.concatenate(
+        [rank_N, loss_N, *(np.bincount(head_words(top_NK, head), minlength=GUESSES + 1) for head in HEADS)]
+    )
 
 
 def _ranks(logits_NV: Tensor, target_N: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -186,26 +188,25 @@ def _ranks(logits_NV: Tensor, target_N: Tensor) -> tuple[np.ndarray, np.ndarray,
 
     BOS and UNK are included in ranks and words.
     """
-    most = min(GUESSES + 2, logits_NV.shape[1])  # two more than GUESSES, because `_histogram` leaves out BOS and UNK
+    most = min(GUESSES + 2, logits_NV.shape[1])  # two more than GUESSES, because `head_words` leaves out BOS and UNK
     top_NK = logits_NV.topk(most, dim=1).indices
     rank_N = target_rank(logits_NV, target_N)  # the function that training's evaluations use, so accuracies agree
     rank_N = torch.where((rank_N > 0) & (rank_N <= GUESSES), rank_N - 1, GUESSES)
     return rank_N.cpu().numpy(), losses(logits_NV, target_N).cpu().numpy(), top_NK.cpu().numpy()
 
 
-def _histogram(top_NK: np.ndarray, head: int) -> np.ndarray:
-    """Count the head words among the top 10 predictions of each target; return the histogram of the counts, [11].
+def head_words(top_NK: np.ndarray, head: int) -> np.ndarray:
+    """Return how many of the top 10 predictions of each target are head words, [N].
 
     BOS and UNK are never suggested as next words, so they are removed before the top 10 are taken.
 
     Args:
-        top_NK: The token ids with the highest logits, best first.
+        top_NK: The token ids with the highest logits, best first, two more than the predictions that count.
         head: The number of head words.
     """
     may_NK = (top_NK != BOS) & (top_NK != UNK)
     suggested_NK = may_NK & (np.cumsum(may_NK, axis=1) <= GUESSES)
-    in_head_NK = suggested_NK & (top_NK >= FIRST_WORD) & (top_NK < FIRST_WORD + head)
-    return np.bincount(in_head_NK.sum(axis=1), minlength=GUESSES + 1)
+    return (suggested_NK & (top_NK >= FIRST_WORD) & (top_NK < FIRST_WORD + head)).sum(axis=1)
 
 
 def by_token(scores: Scores) -> dict[str, float]:
