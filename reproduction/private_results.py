@@ -15,7 +15,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,7 +189,7 @@ def missing(rounds: dict[str, int], root: Path) -> str | None:
 
 
 def combined(
-    rule: str, weights: dict[str, float], at: int, root: Path, counted: tuple[str, str] = ("targets", "hits")
+    rule: str, weights: Mapping[str, float], at: int, root: Path, counted: tuple[str, str] = ("targets", "hits")
 ) -> Measured:
     """Return a weighted sum of the accuracies of some runs, in points, with its interval.
 
