@@ -158,26 +158,39 @@ def truncate(path: Path, size: int, *, expected_size: int) -> None:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def locked(path: Path, *, wait: float = 0.0) -> Iterator[None]:
-    """Hold an exclusive lock on a lock file; the operating system releases it when the process ends.
+class Lock:
+    """An exclusive lock on a lock file, for an object that takes it often. The operating system releases it when the
+    process ends.
 
     Args:
         path: The lock file. It is created if missing and never deleted.
         wait: Seconds to wait for another process that holds the lock.
-
-    Raises:
-        FileInUse: Another process still holds the lock after `wait` seconds.
     """
-    lock = filelock.FileLock(path, timeout=wait, poll_interval=POLL_SECONDS, mode=0o600)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        raise FileInUse(errno.EAGAIN, "another process holds the lock", str(path)) from None
-    try:
-        yield
-    finally:
-        lock.release()
+
+    def __init__(self, path: Path, *, wait: float = 0.0) -> None:
+        self.path = path
+        self._lock = filelock.FileLock(path, timeout=wait, poll_interval=POLL_SECONDS, mode=0o600)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock while the `with` block runs.
+
+        Raises:
+            FileInUse: Another process, thread or object still holds the lock after `wait` seconds.
+        """
+        try:
+            self._lock.acquire()
+        except filelock.Timeout:
+            raise FileInUse(errno.EAGAIN, "another process holds the lock", str(self.path)) from None
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+def locked(path: Path, *, wait: float = 0.0) -> contextlib.AbstractContextManager[None]:
+    """Hold the lock on a lock file while a `with` block runs. The arguments and errors are those of `Lock`."""
+    return Lock(path, wait=wait).held()
 
 
 @contextlib.contextmanager

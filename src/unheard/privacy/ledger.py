@@ -139,6 +139,7 @@ class ChainedFile:
     def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
         self.path = Path(os.path.abspath(path))
         self.kind = kind
+        self._lock = storage.Lock(self.path.with_name(f".{self.path.name}.lock"), wait=LOCK_WAIT_SECONDS)
         self.facts: dict[str, Any] = {}
         self.hashes: list[str] = []
         self.repaired: str | None = None
@@ -177,9 +178,8 @@ class ChainedFile:
         """
         self._check_kind()
         with contextlib.ExitStack() as stack:
-            lock = self.path.with_name(f".{self.path.name}.lock")
             try:
-                stack.enter_context(storage.locked(lock, wait=LOCK_WAIT_SECONDS))
+                stack.enter_context(self._lock.held())
             except storage.FileInUse:
                 raise LedgerError(
                     f"{self.path} is held by another process for more than {LOCK_WAIT_SECONDS:g} s. "

@@ -331,9 +331,16 @@ def _charge_rounds(
                 charged[index] = error
         return charged
 
+    def draw_ahead() -> None:
+        """Start to draw the noise of the round after the one that is being charged, for each run."""
+        for index, run in active.items():
+            run.draw_ahead(attempts[index] + 1)
+
+    if len(active) == 1:  # in this thread: handing the charge to another one takes longer than it saves
+        draw_ahead()
+        return charge(list(active))
     charging = [threads.submit(charge, indices) for indices in by_population.values()]
-    for index, run in active.items():
-        run.draw_ahead(attempts[index] + 1)
+    draw_ahead()
     # Wait for all charges: each is on disk, or has raised an error, before a cohort is drawn.
     charged = {index: one for part in charging for index, one in part.result().items()}
     return {index: charged[index] for index in active}

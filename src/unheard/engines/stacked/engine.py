@@ -71,11 +71,19 @@ array, or one number). Pairs are in the order of the cohorts."""
 
 @dataclass(frozen=True, repr=False)
 class Chunk:
-    """The buffers of a chunk of users, the step that works on them, and the key under which the engine keeps them."""
+    """The buffers of a chunk of users, the step that works on them, and the key under which the engine keeps them.
+
+    Args:
+        key: The sizes of the buffers.
+        buffers: The memory that the step works on.
+        step: Takes a local step of all users of the chunk.
+        written: The settings of the runs that are in the buffers. `fill` writes them only if they have changed.
+    """
 
     key: tuple[int, ...]
     buffers: Buffers
     step: "PlainStep | KernelStep"  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+    written: list[tuple[float, float, int, list[float]]] = field(default_factory=list)
 
     @torch.no_grad()
     def fill(self, cohorts: Sequence[Cohort], members: Members) -> int:
@@ -104,19 +112,22 @@ class Chunk:
         b.num_steps_U.zero_()
         for r, cohort in enumerate(cohorts):
             b.theta0_RP[r].copy_(cohort.params_P)
-        rate, keep, kind, radius = zip(*(_clip_of(cohort.plan, b.sizes.M) for cohort in cohorts), strict=True)
-        for tensor, values in ((b.rate_R, rate), (b.keep_R, keep), (b.clip_kind_R, kind), (b.radius_RM, radius)):
-            tensor.copy_(to_device(np.array(values), device))
+        settings = [_clip_of(cohort.plan, b.sizes.M) for cohort in cohorts]
+        if settings != self.written:
+            tensors = (b.rate_R, b.keep_R, b.clip_kind_R, b.radius_RM)
+            for tensor, values in zip(tensors, zip(*settings, strict=True), strict=True):
+                tensor.copy_(to_device(np.array(values), device))
+            self.written[:] = settings
         num_steps_U = np.concatenate([task.num_steps_U[users] for task, users in members])
         steps = int(num_steps_U.max(initial=0))
         if not isinstance(self.step, PlainStep) and (num_steps_U == 0).any():
             # DP: the kernels write the whole delta of a user in the first local step, without reading the memory. They
             # write nothing for a user without steps; the delta of a user who takes no step is zero, and is set here.
             b.delta_UP[to_device(np.flatnonzero(num_steps_U == 0), device)] = 0
-        b.num_steps_U[:U].copy_(to_device(num_steps_U, device))
-        b.run_U[:U].copy_(
-            to_device(np.concatenate([np.full(len(users), task.cohort) for task, users in members]), device)
-        )
+        run_U = np.repeat([task.cohort for task, _ in members], [len(users) for _, users in members])
+        numbers_2U = to_device(np.stack([num_steps_U, run_U]), device)
+        b.num_steps_U[:U].copy_(numbers_2U[0])
+        b.run_U[:U].copy_(numbers_2U[1])
         if b.sizes.F:
             features = [cohorts[task.cohort].users[k].features for task, users in members for k in users.tolist()]
             b.features_UF[:U].copy_(to_device(np.stack([f for f in features if f is not None]), device))
