@@ -17,11 +17,14 @@ from unheard import run_folder
 from unheard.audit import verification
 from unheard.audit.verification import verify
 from unheard.corpus.store import TokenStore
-from unheard.errors import CheckpointCorrupt, CodeNotTrusted, RunFolderMissing
+from unheard.errors import CheckpointCorrupt, CodeNotTrusted, RunFolderError, RunFolderMissing
 from unheard.privacy import ledger as chain
+from unheard.privacy import saved_statement
+from unheard.privacy.accountants import ACCOUNTANTS, Accountant
 from unheard.privacy.budget import Budget, declaration
 from unheard.privacy.events import PoissonGaussian, Selection, to_record
 from unheard.privacy.ledger import Entry, Ledger
+from unheard.privacy.statement import compute_statement
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, recorded_layout, save_checkpoint
 from unheard.training.run import read_saved_run
@@ -77,6 +80,55 @@ def test_epsilon_is_recomputed_from_the_ledger(folder):
     told = json.loads((folder / "statement.json").read_text())
     said = next(f.words for f in verify(folder) if f.name == "epsilon")
     assert said.startswith(f"{told['claimed']['epsilon']:.6g} at delta")
+
+
+ADDED = Accountant(
+    name="sum",
+    title="sum",
+    description="A looser bound.",
+    epsilon=lambda counts, delta: 2 * ACCOUNTANTS["rdp"].epsilon(counts, delta),
+    delta=ACCOUNTANTS["rdp"].delta,
+    since="99.0",
+)
+
+
+@pytest.mark.parametrize("since", ["0.1", "99.0"])
+def test_a_statement_may_lack_only_accountants_that_were_added_after_its_version(folder, monkeypatch, since):
+    """With the accountants that it names, each figure is computed again and compared."""
+    path = folder / "statement.json"
+    before = json.loads(path.read_text())
+    monkeypatch.setitem(ACCOUNTANTS, "sum", replace(ADDED, since=since))
+    assert ("epsilon" in wrong(folder).get("statement", "")) is (since == "0.1")
+    ledger = Ledger.read(folder / "ledger.jsonl")
+    path.write_text(json.dumps(compute_statement(ledger.facts, ledger.entries)))
+    saved = json.loads(path.read_text())
+    assert "sum" in saved["epsilon"]
+    assert wrong(folder) == {}
+    for table in (saved, before):
+        for name in table["epsilon"]:
+            for value in (None, 0.9 * table["epsilon"][name]):
+                changed = {key: number for key, number in table["epsilon"].items() if key != name}
+                changed |= {} if value is None else {name: value}
+                path.write_text(json.dumps({**table, "epsilon": changed}))
+                is_fine = value is None and name == "sum" and since == "99.0"
+                assert ("epsilon" in wrong(folder).get("statement", "")) is not is_fine
+    path.write_text(json.dumps({**saved, "epsilon": {**saved["epsilon"], "unknown": 0.1}}))
+    assert "epsilon" in wrong(folder)["statement"]
+
+
+def test_a_statement_from_before_an_accountant_may_claim_more_and_not_less(folder, monkeypatch):
+    """If PLD had been added later, an earlier statement would claim the bound by RDP, the only one then."""
+    path, ledger = folder / "statement.json", Ledger.read(folder / "ledger.jsonl")
+    earlier = compute_statement(ledger.facts, ledger.entries, accountants=["moments", "rdp"])
+    assert earlier["claimed"] == {"epsilon": earlier["epsilon"]["rdp"], "accountant": "rdp", "of": "the smaller of rdp"}
+    assert earlier["claim"].endswith("by rdp")
+    assert earlier["claimed"]["epsilon"] > compute_statement(ledger.facts, ledger.entries)["claimed"]["epsilon"]
+    path.write_text(json.dumps(earlier))
+    assert "epsilon" in wrong(folder)["statement"]
+    monkeypatch.setitem(ACCOUNTANTS, "pld", replace(ACCOUNTANTS["pld"], since="99.0"))
+    assert wrong(folder) == {}
+    path.write_text(json.dumps({**earlier, "claimed": {**earlier["claimed"], "epsilon": 0.1}}))
+    assert "claimed" in wrong(folder)["statement"]
 
 
 @pytest.mark.parametrize("change", ["edit", "swap", "drop one", "cut at a line", "repeat"])
@@ -272,17 +324,17 @@ def test_every_entry_of_a_statement_is_compared(folder, monkeypatch):
     file = folder / "statement.json"
     saved = json.loads(file.read_text())
     ledger = Ledger.read(folder / "ledger.jsonl")
-    expected = verification.compute_statement(ledger.facts, ledger.entries)
-    monkeypatch.setattr(verification, "compute_statement", lambda *_: expected)  # the same each time
+    expected = saved_statement.compute_statement(ledger.facts, ledger.entries)
+    monkeypatch.setattr(saved_statement, "compute_statement", lambda *_, **__: expected)  # the same each time
     read = verification.Folder(RunFolder(folder), ledger=ledger)
     assert [*verification._statement(read)]
     for key in saved.keys() - {"versions", "software", "basis"}:  # the version may differ
         file.write_text(json.dumps({**saved, key: [saved[key]]}))
-        with pytest.raises(verification.CheckFailed, match=rf"and the ledger differ in: .*\b{key}\b"):
+        with pytest.raises(RunFolderError, match=rf"and the ledger differ in: .*\b{key}\b"):
             [*verification._statement(read)]
     for key in saved["basis"]:
         file.write_text(json.dumps({**saved, "basis": {**saved["basis"], key: "other"}}))
-        with pytest.raises(verification.CheckFailed, match="basis"):
+        with pytest.raises(RunFolderError, match="basis"):
             [*verification._statement(read)]
 
 
@@ -305,12 +357,12 @@ def changed_once(value):
 
 def test_one_change_anywhere_in_a_statement_is_noticed(folder):
     saved = json.loads((folder / "statement.json").read_text())
-    assert verification._agree(saved, saved)
+    assert saved_statement._agree(saved, saved)
     changes = list(changed_once(saved))
     assert len(changes) > 200
     for changed in changes:
-        assert not verification._agree(changed, saved)
-        assert not verification._agree(saved, changed)
+        assert not saved_statement._agree(changed, saved)
+        assert not saved_statement._agree(saved, changed)
 
 
 def test_other_words_or_metrics_of_no_round_do_not_fit(folder):
@@ -388,12 +440,15 @@ def test_a_changed_byte_of_the_stores_text_does_not_fit(folder, store, tmp_path)
     assert "held_out/00000.tokens" in wrong(folder, corpus=corpus)["store"]
 
 
-def test_a_statement_of_another_ledger_position_is_noticed_and_one_of_the_first_version_accepted(folder):
+def test_a_statement_of_another_ledger_position_or_of_none_is_noticed(folder):
     path = folder / "statement.json"
     saved = json.loads(path.read_text())
     assert saved["ledger"] == {"charges": 6, "head": Ledger.read(folder / "ledger.jsonl").head}
-    path.write_text(json.dumps({key: value for key, value in saved.items() if key != "ledger"}))
-    assert wrong(folder) == {}
+    for key in ("ledger", "basis"):  # only version 0.1 wrote statements without them
+        less = {name: value for name, value in saved.items() if name != key}
+        for versions in (saved["versions"], {"unheard": "0.1.0"}, {"unheard": "nothing"}, None):
+            path.write_text(json.dumps({**less, "versions": versions}))
+            assert key in wrong(folder)["statement"]
     path.write_text(json.dumps({**saved, "ledger": {**saved["ledger"], "charges": 5}}))
     assert "ledger" in wrong(folder)["statement"]
 
@@ -446,8 +501,8 @@ def test_a_run_with_a_schedule_is_charged_for_each_phase_and_for_no_other(run, t
 
 def test_figures_of_a_statement_agree_to_four_digits_or_do_not_fit():
     for factor, agrees in ((1.0, True), (1 + 9e-5, True), (1 - 2e-4, False), (0.999, False), (1.01, False)):
-        assert verification._agree({"epsilon": 2.0 * factor}, {"epsilon": 2.0}) is agrees
-        assert verification._agree([1.0, {"delta": 3e-5 * factor}], [1.0, {"delta": 3e-5}]) is agrees
+        assert saved_statement._agree({"epsilon": 2.0 * factor}, {"epsilon": 2.0}) is agrees
+        assert saved_statement._agree([1.0, {"delta": 3e-5 * factor}], [1.0, {"delta": 3e-5}]) is agrees
 
 
 @pytest.mark.parametrize("change", ["budget", "no budget", "event", "rounds"])

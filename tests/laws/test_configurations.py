@@ -18,6 +18,7 @@ from unheard.mechanism.plan import KINDS
 from unheard.privacy.budget import EARLIER_RUN, Budget, RunningEpsilon
 from unheard.privacy.events import to_record
 from unheard.privacy.ledger import Ledger
+from unheard.privacy.population_ledger import PopulationLedger
 from unheard.report.tables import _settings
 from unheard.run_folder import RunFolder, configuration_hash
 from unheard.training import loop
@@ -138,12 +139,12 @@ def test_a_run_file_says_everything_about_a_run_to_the_last_bit(full, tmp_path):
     assert run_hash(run) == run_hash(full)
 
 
-def test_the_first_line_of_a_ledger_declares_the_run_as_it_is_configured(full, store):
+def test_the_first_line_of_a_ledger_declares_the_run_as_it_is_configured(full, store, tmp_path):
     """The header has all facts on which a claim depends before the first round: numbers of each phase, budget, delta, streams."""
-    first = State(round=0, params_P=full.model.initial(3))
+    first, population = State(round=0, params_P=full.model.initial(3)), PopulationLedger.open(tmp_path / "l", {})
     for seed in (None, 5):
         run = replace(full, training=replace(full.training, reproducible_seed=seed, rounds=11))
-        facts, again = (ledger_header(run, store, first) for _ in range(2))
+        facts, again = (ledger_header(run, store, first, population) for _ in range(2))
         assert facts["declared"] == {
             "rounds": 11,
             "phases": [
@@ -163,9 +164,10 @@ def test_the_first_line_of_a_ledger_declares_the_run_as_it_is_configured(full, s
 
 
 @pytest.mark.parametrize("drops", [True, False])
-def test_the_first_line_of_a_ledger_says_whether_posts_were_dropped(run, store, monkeypatch, drops):
+def test_the_first_line_of_a_ledger_says_whether_posts_were_dropped(run, store, monkeypatch, drops, tmp_path):
     monkeypatch.setitem(store.info, "drop_duplicates", drops)
-    facts = ledger_header(run, store, State(round=0, params_P=run.model.initial(3)))
+    population = PopulationLedger.open(tmp_path / "l", {})
+    facts = ledger_header(run, store, State(round=0, params_P=run.model.initial(3)), population)
     assert facts["drop_duplicates"] is drops
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 from unheard.audit.one_run import REFUTATION_LEVELS
-from unheard.audit.verification import EPSILON_SLACK
 from unheard.corpus.transform import COPIED_FILES
 from unheard.deployment.personalize import SHARED
 from unheard.federated.node import MODEL_FILES, OWN_MODELS, TRUST
@@ -13,6 +12,7 @@ from unheard.mechanism.noise import LARGEST_MULTIPLIER, SMALLEST_SHARE
 from unheard.privacy.accountants import ERROR_PER_ROUND, FILTER_ORDERS, RDP_ORDERS, RDP_ROUNDING
 from unheard.privacy.matrix_factorization import ROUNDED_UP
 from unheard.privacy.run_ledger import REPEATED_FACTS
+from unheard.privacy.saved_statement import EPSILON_SLACK
 from unheard.randomness import KEY_BYTES
 from unheard.report.tracking import NAMES
 from unheard.run_folder import LOCAL_KEYS

@@ -512,6 +512,40 @@ def test_words_and_tokens_of_another_run_are_refused(base, reader, name, old, ne
         MODEL_READERS[reader](base / "r")
 
 
+def other_claim(content: bytes) -> bytes:
+    """A statement with a smaller epsilon."""
+    saved = json.loads(content)
+    return json.dumps({**saved, "claimed": {**saved["claimed"], "epsilon": 0.1}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("vocabulary.txt", lambda _: None, "Copy vocabulary.txt from the corpus"),
+        ("vocabulary.txt", lambda content: content.replace(b"w1\n", b"v1\n", 1), "copy it from the corpus"),
+        ("vocabulary.txt", lambda _: b"\xff\xfe", "from the corpus"),
+        ("tokens.json", lambda _: None, "copy it from the corpus"),
+        ("tokens.json", lambda _: b"[]", "copy it from the corpus"),
+        ("tokens.json", lambda content: content.replace(b'"words"', b'"characters"'), "copy it from the corpus"),
+        ("statement.json", lambda content: content[:-9], "Delete it"),
+        ("statement.json", lambda _: b"[]", "Delete it"),
+        ("statement.json", other_claim, "Delete it"),
+    ],
+)
+def test_a_run_is_not_continued_with_damaged_words_tokens_or_statement(base, name, change, words):
+    file, population = base / "r" / name, base / "store" / "ledger.jsonl"
+    before, content = population.read_bytes(), change(file.read_bytes())
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    for rounds in (None, 7):
+        with pytest.raises(UnheardError, match=words) as raised:
+            list(unheard.resume(base / "r", rounds=rounds))
+        assert str(file) in str(raised.value)
+    assert population.read_bytes() == before
+    assert (file.read_bytes() if file.exists() else None) == content
+
+
 @pytest.mark.parametrize("reader", ["predict", "Released", "evaluate", "unheard.evaluate"])
 def test_words_of_another_number_are_refused_also_where_the_ledger_names_none(base, reader, monkeypatch):
     """Ledgers of version 0.1.0 do not name the word list."""

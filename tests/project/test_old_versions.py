@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import unheard
+from unheard.audit.verification import verify
 from unheard.cli.main import app
 from unheard.training.run import read_run_file
 
@@ -55,6 +56,17 @@ def test_the_statement_is_the_same(old):
 
 def test_the_run_folder_fits_together(old):
     assert "Everything that was checked fits" in invoke("verify", old / "run", "--corpus", old / "store")
+
+
+@pytest.mark.parametrize("key", ["replace_one", "claimed", "epsilon"])
+def test_an_old_statement_with_a_smaller_epsilon_is_noticed(old, key):
+    file = old / "run" / "statement.json"
+    saved = json.loads(file.read_text())
+    smaller = {name: 0.5 if isinstance(value, float) else value for name, value in saved[key].items()}
+    file.write_text(json.dumps({**saved, key: smaller}))
+    found = {finding.name: finding.words for finding in verify(old / "run", old / "store") if finding.fits is False}
+    assert list(found) == ["statement"]
+    assert key in found["statement"]
 
 
 def test_a_run_of_version_0_1_resumes(old):

@@ -6,8 +6,10 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from tests.conftest import counting_user
 from tests.stores import uncharged_copy
 
 import unheard
@@ -373,6 +375,35 @@ def test_starting_from_an_earlier_run_costs_what_it_cost(run, tmp_path):
     elsewhere = unheard.Training(rounds=2, init_from=str(tmp_path / "of-others"), init_is_public=True)
     list(unheard.train(replace(run, training=elsewhere), tmp_path / "third"))
     assert len(Ledger.read(tmp_path / "third" / "ledger.jsonl")) == 2
+
+
+@pytest.fixture
+def seeded_elsewhere(run, store, tmp_path) -> unheard.Run:
+    """Train a seeded run on the users of `run`, and the same settings on other users. Return the second run."""
+    rng = np.random.default_rng(31)
+    train, held_out = ([counting_user(rng, 40) for _ in range(users)] for users in (60, 10))
+    others = write_store(
+        tmp_path / "others", train=train, held_out=held_out, vocabulary=store.vocabulary, info=dict(store.info)
+    )
+    first = replace(reproducible(run, rounds=2), corpus=uncharged_copy(store.path, tmp_path / "own"))
+    list(unheard.train(first, tmp_path / "first"))
+    other = replace(first, corpus=others.path)
+    list(unheard.train(other, tmp_path / "of-others"))
+    return first
+
+
+def test_a_seeded_run_on_other_users_may_be_public_for_these(seeded_elsewhere, tmp_path):
+    public = unheard.Training(rounds=1, init_from=str(tmp_path / "of-others"), init_is_public=True)
+    list(unheard.train(replace(seeded_elsewhere, training=public), tmp_path / "second"))
+    assert len(Ledger.read(tmp_path / "second" / "ledger.jsonl")) == 1
+
+
+def test_charges_of_two_seeded_runs_with_the_same_settings_are_both_counted(seeded_elsewhere, tmp_path):
+    """A run that begins from one of them brings its charges along, also where the other one was charged before."""
+    child = unheard.Training(rounds=1, init_from=str(tmp_path / "of-others"))
+    list(unheard.train(replace(seeded_elsewhere, training=child), tmp_path / "second"))
+    population = PopulationLedger.read(tmp_path / "own" / "ledger.jsonl")
+    assert [len(charged.events) for charged in population.runs.values()] == [2, 2, 1]
 
 
 def test_equal_models_are_equal_files(run, tmp_path):

@@ -20,6 +20,7 @@ from unheard.errors import BudgetExceeded, CheckpointCorrupt, InvalidValue, Ledg
 from unheard.mechanism import correlated
 from unheard.mechanism import noise as noise_module
 from unheard.mechanism.sampling import CyclicPoissonSampling
+from unheard.privacy import saved_statement
 from unheard.privacy.accountants import Bound
 from unheard.privacy.events import CorrelatedGaussian, PoissonGaussian, accounted
 from unheard.privacy.ledger import Entry, Ledger
@@ -84,10 +85,10 @@ def run_of(place: Path, parts=BANDED, *, seed: int | None = None, rounds: int = 
 def quick_statements(monkeypatch):
     """Replace the computation of statements, which takes a second each; other tests check their content."""
 
-    def charges(_, entries):
+    def charges(_, entries, **__):
         return {"claim": "", "charges": len(entries)}
 
-    for module in (loop, verification):
+    for module in (loop, saved_statement):
         monkeypatch.setattr(module, "compute_statement", charges)
     if hasattr(verification, "best_epsilon"):
         monkeypatch.setattr(verification, "best_epsilon", lambda *_: Bound(epsilon=1.0, accountant="rdp"))

@@ -42,7 +42,7 @@ from unheard.privacy.ledger import Ledger, run_id
 from unheard.privacy.matrix_factorization import Factorisation
 from unheard.privacy.population_ledger import FILE, read_population_ledger
 from unheard.privacy.run_ledger import check_ledger, check_nodes, check_population, saved_positions
-from unheard.privacy.statement import compute_statement
+from unheard.privacy.saved_statement import check_saved_statement
 from unheard.run_folder import RunFolder, are_measures, not_a_run_folder
 from unheard.training.checkpoint import (
     Checkpoint,
@@ -53,15 +53,6 @@ from unheard.training.checkpoint import (
 )
 from unheard.training.initialise import streams_of
 from unheard.training.run import Run, read_saved_run, run_hash
-
-EPSILON_SLACK = 1e-4
-"""The relative difference that is allowed between two computations of one figure.
-
-Other versions and other machines may round the privacy losses of a round differently. A statement prints four digits.
-"""
-SMALLEST_FIGURE = 1e-6
-"""For figures below this number, such as the smallest deltas of a curve, the allowed difference is `EPSILON_SLACK`
-times this number."""
 
 
 class CheckFailed(UnheardError):
@@ -467,24 +458,7 @@ def _statement(folder: Folder) -> Iterator[str]:
     if not folder.path.statement.exists():
         yield "there is none: the run is not finished, or was killed; `unheard statement` makes one from the ledger"
         return
-    try:
-        saved = json.loads(folder.path.statement.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        raise CheckFailed("statement.json is not JSON.") from None
-    if not isinstance(saved, dict):
-        raise CheckFailed("statement.json is not a privacy statement.")
-    expected = compute_statement(ledger.facts, ledger.entries)
-    is_of_first_version = "ledger" not in saved  # Version 0.1 did not write this key.
-    compared = expected.keys() - {"versions", "software"} - ({"ledger"} if is_of_first_version else set())
-    if "basis" not in saved:  # Versions that did not record it computed a larger epsilon of replacing a user.
-        compared -= {"basis", "replace_one"}
-    if _is_former_claim(saved, expected):
-        compared -= {"claim"}
-    different = sorted(key for key in compared if not _agree(saved.get(key), expected[key]))
-    if different:
-        raise CheckFailed(
-            f"statement.json and the ledger differ in: {', '.join(different)}. The ledger gives: {expected['claim']}."
-        )
+    check_saved_statement(folder.path.statement, ledger.facts, ledger.entries)
     yield "statement.json equals the statement that is computed again from the ledger"
 
 
@@ -587,23 +561,3 @@ def _needed(value: Any, what: str) -> Any:
     if value is None:
         raise CheckSkipped(f"not checked: it needs {what}, which could not be read or does not agree with other files")
     return value
-
-
-def _is_former_claim(saved: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Whether the sentence of the claim has the numbers rounded to the nearest, as earlier versions wrote them."""
-    epsilon, delta = expected.get("claimed", {}).get("epsilon"), expected.get("delta")
-    if not isinstance(epsilon, float) or not isinstance(delta, float):
-        return False
-    words = expected["claim"].partition(")")[2]
-    return saved.get("claim") == f"({epsilon:.4g}, {delta:.3g}){words}"
-
-
-def _agree(saved: Any, expected: Any) -> bool:
-    """Whether two JSON values are equal, with floats equal up to the relative difference `EPSILON_SLACK`."""
-    if isinstance(saved, float) and isinstance(expected, float):
-        return abs(saved - expected) <= EPSILON_SLACK * max(SMALLEST_FIGURE, abs(expected))
-    if isinstance(saved, dict) and isinstance(expected, dict):
-        return saved.keys() == expected.keys() and all(_agree(saved[key], expected[key]) for key in expected)
-    if isinstance(saved, list) and isinstance(expected, list):
-        return len(saved) == len(expected) and all(map(_agree, saved, expected))
-    return saved == expected

@@ -15,6 +15,7 @@ No module of this package imports torch, so an auditor can run it on a laptop. T
     noise_choice          which kind of noise, independent or correlated, has the smallest error at a target epsilon
     trade_off             what the best attacker can achieve under the guarantee
     statement             what may be claimed about a run, as data and as text
+    saved_statement       compares the saved statement of a run with its ledger
     statement_formats     the statement in the formats that reviewers ask for
     population_statement  what may be claimed about all runs on a population
 

@@ -592,6 +592,7 @@ class Accountant:
             enough to run before every round.
         is_claimed: Whether a run may claim the bound of this accountant. A run claims the smallest such bound.
         note: A remark that a printed statement adds to the epsilon.
+        since: The first version of this package with the accountant. Statements of earlier versions do not have it.
     """
 
     name: str
@@ -602,6 +603,7 @@ class Accountant:
     additive: AdditiveCost | None = None
     is_claimed: bool = False
     note: str = ""
+    since: str = "0.1"
 
 
 ACCOUNTANTS = {
@@ -643,10 +645,13 @@ CLAIMED = tuple(name for name in reversed(ACCOUNTANTS) if ACCOUNTANTS[name].is_c
 """The names of the accountants whose bounds a run may claim. A run claims the smallest bound; if two bounds are equal,
 the first accountant in this tuple is named."""
 
-CLAIM_RULE = f"the smaller of {' and '.join(CLAIMED)}"
-
 RUNNING_ACCOUNTANT = "rdp"
 """The accountant for an epsilon that is computed after every round: in budgets and in curves over rounds."""
+
+
+def claim_rule(claimed: Sequence[str] = CLAIMED) -> str:
+    """Return how a claim is chosen, in words. The argument is that of `best_epsilon`."""
+    return f"the smaller of {' and '.join(claimed)}"
 
 
 def running_accountant(events: Iterable[Event]) -> str:
@@ -703,22 +708,24 @@ def delta_at(events: Events, epsilon: float, accountant: str) -> float:
     return _delta(*collapse(events), epsilon, find_accountant(accountant))
 
 
-def epsilons(events: Events, delta: float) -> dict[str, float]:
+def epsilons(events: Events, delta: float, accountants: Iterable[str] | None = None) -> dict[str, float]:
     """Compute epsilon at delta by each accountant.
 
     Args:
         events: All events, in any order.
         delta: Between 0 and 1.
+        accountants: The names of the accountants; None for all.
 
     Returns:
         One epsilon per accountant, by name, in the order of `ACCOUNTANTS`.
     """
     _check_delta(delta)
     counts, failure = collapse(events)
-    return {name: _epsilon(counts, failure, delta, accountant) for name, accountant in ACCOUNTANTS.items()}
+    names = ACCOUNTANTS if accountants is None else accountants
+    return {name: _epsilon(counts, failure, delta, ACCOUNTANTS[name]) for name in names}
 
 
-def best_epsilon(events: Events, delta: float) -> Bound:
+def best_epsilon(events: Events, delta: float, claimed: Sequence[str] = CLAIMED) -> Bound:
     """Compute the bound that a run claims: the smaller of the bounds by pld and by rdp. Both are valid.
 
     The choice depends only on the events, which are public, so it costs no privacy.
@@ -726,16 +733,17 @@ def best_epsilon(events: Events, delta: float) -> Bound:
     Args:
         events: All events, in any order.
         delta: Between 0 and 1.
+        claimed: The names of the accountants whose bounds are compared.
 
     Returns:
         The epsilon, with the name of the accountant that gave it.
     """
     _check_delta(delta)
     counts, failure = collapse(events)
-    return _smallest(lambda accountant: _epsilon(counts, failure, delta, accountant))
+    return _smallest(lambda accountant: _epsilon(counts, failure, delta, accountant), claimed)
 
 
-def replace_one_epsilon(events: Events, delta: float) -> Bound:
+def replace_one_epsilon(events: Events, delta: float, claimed: Sequence[str] = CLAIMED) -> Bound:
     """Compute epsilon for the case that the data of one user is replaced by that of another, not added or removed.
 
     The bound comes from one of two arguments:
@@ -751,6 +759,7 @@ def replace_one_epsilon(events: Events, delta: float) -> Bound:
     Args:
         events: All events, in any order.
         delta: Between 0 and 1.
+        claimed: The names of the accountants whose bounds are compared for a group of two.
 
     Returns:
         The bound; its `accountant` says which of the two arguments was used.
@@ -762,7 +771,7 @@ def replace_one_epsilon(events: Events, delta: float) -> Bound:
     direct = replace_one_pld_epsilon(counts, rest) if counts and rest > 0 else None
     if direct is not None and direct < math.inf:
         return Bound(epsilon=direct, accountant="pld for replacing one user")
-    two = _smallest(lambda accountant: _epsilon_of_two(counts, failure, delta, accountant))
+    two = _smallest(lambda accountant: _epsilon_of_two(counts, failure, delta, accountant), claimed)
     return Bound(epsilon=two.epsilon, accountant=f"{two.accountant} for a group of two")
 
 
@@ -846,8 +855,8 @@ def _epsilon_of_two(counts: Counts, failure: float, delta: float, accountant: Ac
     return 2 * high
 
 
-def _smallest(epsilon_by: Callable[[Accountant], float]) -> Bound:
-    bounds = [Bound(epsilon=epsilon_by(ACCOUNTANTS[name]), accountant=name) for name in CLAIMED]
+def _smallest(epsilon_by: Callable[[Accountant], float], claimed: Sequence[str]) -> Bound:
+    bounds = [Bound(epsilon=epsilon_by(ACCOUNTANTS[name]), accountant=name) for name in claimed]
     return min(bounds, key=lambda bound: bound.epsilon)
 
 

@@ -329,6 +329,7 @@ class Claim:
         events: The events whose cost is claimed. They include those that were charged.
         delta: The delta at which the cost of `events` is computed: the delta of the statement divided by 2^level.
         level: 0, or k if the run has up to 2^k times its declared rounds.
+        among: The names of the accountants whose bounds are compared.
     """
 
     epsilon: float
@@ -337,6 +338,14 @@ class Claim:
     events: Sequence[Event | tuple[Event, int]]
     delta: float
     level: int = 0
+    among: tuple[str, ...] = CLAIMED
+
+    def by(self, accountants: Iterable[str]) -> "Claim":
+        """Return the claim for the same events by some of the accountants: what a version that had no others claimed."""
+        if self.basis == ADAPTIVE:  # the odometer compares no accountants
+            return self
+        among = tuple(name for name in self.among if name in set(accountants))
+        return _claim(self.events, self.delta * 2**self.level, self.basis, self.level, among)
 
     def cost(self, events: Events) -> Bound:
         """Compute the epsilon of other events by the method of the claim, for example of rounds as a server sees them.
@@ -344,12 +353,16 @@ class Claim:
         Args:
             events: The events to compute the epsilon of, instead of `self.events`.
         """
-        return odometer(*collapse(events), self.delta) if self.basis == ADAPTIVE else best_epsilon(events, self.delta)
+        return (
+            odometer(*collapse(events), self.delta)
+            if self.basis == ADAPTIVE
+            else best_epsilon(events, self.delta, self.among)
+        )
 
     def replace_one(self) -> Bound:
         """Compute the epsilon of the claim for the case that one user is replaced by another."""
         if self.basis != ADAPTIVE:
-            return replace_one_epsilon(self.events, self.delta)
+            return replace_one_epsilon(self.events, self.delta, self.among)
         bound = odometer(*collapse(self.events), self.delta, of_two=True)
         return Bound(epsilon=bound.epsilon, accountant=f"{bound.accountant} for a group of two")
 
@@ -361,7 +374,7 @@ class Claim:
             return _smallest(lambda delta: odometer(counts, failure, delta).epsilon <= epsilon)
         again = [*counts, (FailureProbability(delta=min(1.0, failure)), 1)]
         # DP: the claim is the cost at delta / 2^k, so the delta of the statement is 2^k times the delta of the cost.
-        return min(1.0, 2**self.level * min(delta_at(again, epsilon, accountant) for accountant in CLAIMED))
+        return min(1.0, 2**self.level * min(delta_at(again, epsilon, accountant) for accountant in self.among))
 
 
 def declaration(rounds: int, phases: Sequence[tuple[int, Mapping[str, Any]]], budget: Budget | None) -> dict[str, Any]:
@@ -480,13 +493,21 @@ def _blocks(event: CorrelatedGaussian, rounds: int) -> int:
     return -(-rounds // event.block)
 
 
-def _claim(events: Sequence[Event | tuple[Event, int]], delta: float, basis: str, level: int = 0) -> Claim:
+def _claim(
+    events: Sequence[Event | tuple[Event, int]],
+    delta: float,
+    basis: str,
+    level: int = 0,
+    among: tuple[str, ...] = CLAIMED,
+) -> Claim:
     """Return the claim for a list of events: their smallest epsilon at `delta` / 2^`level`."""
     # DP: each level has its own delta, and the deltas of all levels add up to at most twice the first.
     share = delta / 2**level
-    bound = best_epsilon(events, share)
+    bound = best_epsilon(events, share, among)
     name = bound.accountant if basis in (FIXED, UNKNOWN) else f"{bound.accountant} of the {basis}"
-    return Claim(epsilon=bound.epsilon, accountant=name, basis=basis, events=events, delta=share, level=level)
+    return Claim(
+        epsilon=bound.epsilon, accountant=name, basis=basis, events=events, delta=share, level=level, among=among
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

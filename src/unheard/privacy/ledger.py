@@ -573,8 +573,8 @@ def new_run_id(reproducible: str | None = None) -> str:
     """Return an id for a new run: random, so that no other run has it, or fixed for a seeded run.
 
     Args:
-        reproducible: For a seeded run, the hash of its configuration. The id is then computed from it, so that
-            repeating the run gives the same ledger.
+        reproducible: For a seeded run, a hash of its configuration and of its population's ledger. The id is then
+            computed from it, so that repeating the run on the same population gives the same ledger.
 
     >>> new_run_id("0123456789abcdef" * 4)
     'reproducible-0123456789abcdef'

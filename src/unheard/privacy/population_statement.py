@@ -17,9 +17,9 @@ from typing import Any
 
 from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.accountants import (
-    CLAIM_RULE,
     Bound,
     Events,
+    claim_rule,
     collapse,
     epsilon,
     epsilons,
@@ -92,7 +92,7 @@ def all_runs(population: "PopulationLedger | _VocabularyCharges", *, delta: floa
             "adjacency": "add or remove one user with everything they wrote",
             "delta": delta,
             "epsilon": epsilons(events, delta),
-            "claimed": {"epsilon": best.epsilon, "accountant": best.accountant, "of": CLAIM_RULE},
+            "claimed": {"epsilon": best.epsilon, "accountant": best.accountant, "of": claim_rule()},
             "basis": {"why": why},
             "attacker": {**attacker.record, "method": attacker.method},
             "charges": len(events),

@@ -24,8 +24,9 @@ from typing import Any
 from unheard.errors import InvalidValue, RunFolderMissing
 from unheard.privacy.accountants import (
     ACCOUNTANTS,
-    CLAIM_RULE,
+    CLAIMED,
     best_epsilon,
+    claim_rule,
     epsilons,
     versions,
 )
@@ -104,6 +105,7 @@ def compute_statement(
     delta: float | None = None,
     epsilon: float | None = None,
     is_alone: bool = False,
+    accountants: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Compute the statement of a run from its ledger.
 
@@ -114,6 +116,8 @@ def compute_statement(
         delta: The delta of the claim. None: the declared delta, or users^-1.1 if none is declared.
         epsilon: An epsilon for which the statement shall also give the delta.
         is_alone: Whether the ledger was read without the other files of its run. The statement then has a warning.
+        accountants: The names of the accountants; None for all. The claim is the smallest bound of those among them that
+            may be claimed.
 
     Returns:
         The statement as plain JSON data.
@@ -124,6 +128,8 @@ def compute_statement(
     charged = [item.event if isinstance(item, Entry) else item for item in events]
     delta = _delta(facts, delta)
     claimed = claim_of_run(facts, events, delta)
+    if accountants is not None and not set(CLAIMED) <= set(accountants):
+        claimed = claimed.by(accountants)
     replaced = claimed.replace_one()
     return plain(
         {
@@ -131,11 +137,11 @@ def compute_statement(
             "unit": "user",
             "adjacency": "add or remove one user with everything they wrote",
             "delta": delta,
-            "epsilon": epsilons(charged, delta),
+            "epsilon": epsilons(charged, delta, accountants),
             "claimed": {
                 "epsilon": claimed.epsilon,
                 "accountant": claimed.accountant,
-                "of": claimed.accountant if claimed.basis == ADAPTIVE else CLAIM_RULE,
+                "of": claimed.accountant if claimed.basis == ADAPTIVE else claim_rule(claimed.among),
             },
             "basis": {"of": claimed.basis, "why": WHY[claimed.basis], **_claimed_events(claimed)},
             "replace_one": {"epsilon": replaced.epsilon, "accountant": replaced.accountant},
@@ -152,7 +158,7 @@ def compute_statement(
             "rounds": _rounds(events),
             "composed": _composed(charged),
             "vocabulary": facts.get("vocabulary", NOT_DECLARED),
-            "vocabulary_cost": _vocabulary_cost(charged, delta),
+            "vocabulary_cost": _vocabulary_cost(charged, delta, claimed.among),
             "start": facts.get("start", NOT_DECLARED),
             "randomness": facts.get("randomness", NOT_DECLARED),
             "released": RELEASED,
@@ -244,12 +250,12 @@ def _ledger(events: Sequence[Entry | Event]) -> dict[str, Any]:
     return {"charges": len(events), "head": last.hash if isinstance(last, Entry) else NOT_DECLARED}
 
 
-def _vocabulary_cost(events: Sequence[Event], delta: float) -> dict[str, Any]:
+def _vocabulary_cost(events: Sequence[Event], delta: float, among: Sequence[str]) -> dict[str, Any]:
     """Return the cost of the vocabulary alone: of the events that are not rounds. The claim includes this cost."""
     outside = [event for event in events if isinstance(event, Gaussian | FailureProbability)]
     if not outside:
         return {"events": 0}
-    alone = best_epsilon(outside, delta)
+    alone = best_epsilon(outside, delta, among)
     return {"events": len(outside), "epsilon": alone.epsilon, "delta": delta, "accountant": alone.accountant}
 
 

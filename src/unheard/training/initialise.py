@@ -57,9 +57,11 @@ from unheard.privacy.run_ledger import (
     read_run_ledger,
     saved_positions,
 )
+from unheard.privacy.saved_statement import check_saved_statement
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import load_model, newest_checkpoint, parameters_digest, restore_model, save_checkpoint
+from unheard.training.released import read_words
 from unheard.training.round import State
 from unheard.training.run import Run, hint_for_older_run, run_hash, run_toml
 from unheard.training.worker import build_on_ranks
@@ -186,7 +188,7 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
     replace_file(folder.run_file, run_toml(run, choice).encode())
     replace_file(folder.vocabulary, (store.path / "vocabulary.txt").read_bytes())
     replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
-    ledger = Ledger.create(folder.ledger, ledger_header(run, store, state))
+    ledger = Ledger.create(folder.ledger, ledger_header(run, store, state, population))
     if (nodes := nodes_record(engine)) is not None:
         # In a file of its own, not in the ledger's header: model files contain the ledger's hash, and they should equal
         # those of the same run on one machine, byte by byte.
@@ -525,7 +527,7 @@ def parent_ledger(run: Run) -> Ledger | None:
     return read_run_ledger(run.training.init_from)
 
 
-def ledger_header(run: Run, store: TokenStore, first: State) -> dict[str, Any]:
+def ledger_header(run: Run, store: TokenStore, first: State, population: PopulationLedger) -> dict[str, Any]:
     """Return the header of a run's ledger: public facts such as the declared numbers, the first model and versions.
 
     The header may be published, so no fact may be computed from training users (for example their number). Check this
@@ -535,6 +537,7 @@ def ledger_header(run: Run, store: TokenStore, first: State) -> dict[str, Any]:
         run: The run as configured.
         store: The store of the run.
         first: The state before round 0.
+        population: The ledger of the run's users.
     """
     vocabulary = {key: value for key, value in store.info.get("vocabulary", {}).items() if key != "events"}
     configuration = run_hash(run)
@@ -558,8 +561,23 @@ def ledger_header(run: Run, store: TokenStore, first: State) -> dict[str, Any]:
         "corpus": store.name,
         "software": {**versions(), "torch": str(torch.__version__), **source_commit()},
         "run_hash": configuration,
-        "run_id": new_run_id(None if run.training.reproducible_seed is None else configuration),
+        "run_id": new_run_id(
+            None if run.training.reproducible_seed is None else _seeded_name(configuration, population)
+        ),
     }
+
+
+def _seeded_name(configuration: str, population: PopulationLedger) -> str:
+    """Return the hash from which the id of a seeded run is computed.
+
+    Args:
+        configuration: The hash of the run's configuration.
+        population: The ledger of the run's users.
+    """
+    # DP: a run with the same settings on other users has another id; with one id, the charges of one run would be taken
+    # for those of the other. The identity of the ledger comes from a random number, and checkpoints state it already:
+    # it says nothing about the text.
+    return hashlib.sha256(f"{configuration}\n{population.position['ledger']}".encode()).hexdigest()
 
 
 def declared_rounds(run: Run) -> dict[str, Any]:
@@ -653,11 +671,16 @@ def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedge
         LedgerError: The run's or the population's ledger is missing, or was shortened, replaced or rolled back, or the
             store does not hold the text that the run began with.
         CheckpointCorrupt: A checkpoint cannot be read.
+        RunFolderError: vocabulary.txt, tokens.json or statement.json is damaged or belongs to another run.
     """
     sources = saved_positions(folder)
     ledger = Ledger.open(folder.ledger)
     check_ledger(ledger, sources)
     check_nodes(folder, sources)
+    # DP: training would go on, and charge rounds, in a folder whose words or statement are not those of its run.
+    read_words(folder, run, ledger.facts)
+    if folder.statement.exists():
+        check_saved_statement(folder.statement, ledger.facts, ledger.entries)
     # DP: a population's ledger that a checkpoint remembers must be there; a new one would have forgotten its charges.
     is_known = any(source.population_position is not None for source in sources)
     population = population_ledger_of(run, store, must_exist=is_known)

@@ -162,7 +162,7 @@ def select(
     secret.mkdir()
     try:
         with RunFolder(secret).locked():
-            charged = Ledger.create(secret / "charged.jsonl", ledger_header(first, store, state))
+            charged = Ledger.create(secret / "charged.jsonl", ledger_header(first, store, state, population))
             charge_earlier_costs(first, store, charged)
             if first.budget:
                 first.budget.check(first.budget.running(charged.events), event, 0)
@@ -327,7 +327,7 @@ def _release(
         engine: The engine to write into the run file.
         count: The distribution of the number of trials, which the ledger records.
     """
-    facts = ledger_header(run, store, first_state(run))
+    facts = ledger_header(run, store, first_state(run), population)
     facts["start"]["charges"] += 1  # the selection is charged before the first round that a resumed run would charge
     facts["selection"] = {"mean_trials": count.mean, "drawn_from": count.drawn_from}
     ledger = Ledger.create(folder.ledger, {**facts, "run_id": run_id(charged)})
