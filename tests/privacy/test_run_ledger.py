@@ -524,6 +524,7 @@ def other_claim(content: bytes) -> bytes:
         ("vocabulary.txt", lambda _: None, "Copy vocabulary.txt from the corpus"),
         ("vocabulary.txt", lambda content: content.replace(b"w1\n", b"v1\n", 1), "copy it from the corpus"),
         ("vocabulary.txt", lambda _: b"\xff\xfe", "from the corpus"),
+        ("vocabulary.txt", lambda content: content + b"w1\n", "copy it from the corpus"),
         ("tokens.json", lambda _: None, "copy it from the corpus"),
         ("tokens.json", lambda _: b"[]", "copy it from the corpus"),
         ("tokens.json", lambda content: content.replace(b'"words"', b'"characters"'), "copy it from the corpus"),

@@ -23,7 +23,7 @@ from unheard.corpus.store import TokenStore, tokens_digest
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.engines.distributed.process_group import ProcessGroup
-from unheard.errors import CheckpointCorrupt, CorpusError, ModelError, RunFolderError, RunFolderMissing
+from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, ModelError, RunFolderError, RunFolderMissing
 from unheard.evaluation.next_word import Evaluation, predict
 from unheard.evaluation.next_word import evaluate as evaluate_users
 from unheard.privacy.ledger import run_id
@@ -119,6 +119,9 @@ def read_words(folder: RunFolder, run: Run, facts: Mapping[str, Any]) -> tuple[V
         vocabulary = Vocabulary.load(folder.vocabulary)
     except CorpusError as error:  # not an error of a store that may be on another machine
         raise RunFolderError(f"{error} Copy vocabulary.txt from the corpus.") from None
+    except (OSError, InvalidValue) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise RunFolderError(f"{folder.vocabulary} is damaged ({why}): copy it from the corpus.") from None
     named = {
         "vocabulary.txt": (facts.get("vocabulary") or {}).get("sha256"),
         "tokens.json": facts.get("tokens_sha256"),
