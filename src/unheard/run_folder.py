@@ -140,8 +140,12 @@ class RunFolder:
 
     @staticmethod
     def check_free(path: str | Path) -> None:
-        """Raise `RunFolderExists` if `path` is a file, or a folder that is not empty."""
+        """Raise `RunFolderExists` if `path` is a file, or a folder that is not empty; `RunFolderError` if it is not UTF-8."""
         target = Path(path).resolve()
+        if not storage.is_utf8(target):
+            raise RunFolderError(
+                f"{str(path)!r} is not UTF-8, and the models of a run could not be read again from there. Name another folder."
+            )
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise RunFolderExists(
                 f"{path} exists and is not an empty folder. If it is a run, continue it with `unheard resume {path}`; else "

@@ -233,6 +233,15 @@ def new_folder_beside(out: Path) -> Path:
     return folder
 
 
+def is_utf8(path: str | os.PathLike[str]) -> bool:
+    """Whether an absolute path is UTF-8 text. DuckDB and safetensors cannot open a path that is not."""
+    try:
+        os.path.abspath(path).encode()
+        return True
+    except UnicodeEncodeError:
+        return False
+
+
 def rename_folder(folder: Path, out: Path) -> None:
     """Rename a folder to `out`, and sync the parent of `out`, which must be missing or an empty folder.
 

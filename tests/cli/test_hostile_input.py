@@ -25,7 +25,7 @@ from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.deployment.model import open_export
 from unheard.deployment.personalize import open_personal
-from unheard.errors import CorpusMissing, InvalidValue, ModelError, UnheardError
+from unheard.errors import CorpusMissing, InvalidValue, ModelError, RunFolderError, UnheardError
 from unheard.formatting import printable, shown_word
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import find_population_ledger
@@ -85,6 +85,19 @@ def test_a_corpus_that_is_no_store_is_refused(run, tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CorpusMissing):
         list(unheard.train(replace(run, corpus=Path(path)), tmp_path / "r"))
+
+
+def test_a_folder_whose_name_is_not_utf8_is_refused_before_anything_is_charged(run, store, tmp_path):
+    """DuckDB and safetensors cannot open a file there."""
+    own = replace(run, corpus=uncharged_copy(store.path, tmp_path / "s"))
+    with pytest.raises(RunFolderError, match="is not UTF-8"):
+        unheard.train(own, tmp_path / "r\udcff")
+    (tmp_path / "posts.jsonl").write_text('{"user": "a", "text": "b"}\n')
+    with pytest.raises(InvalidValue, match="is not UTF-8"):
+        unheard.prepare(tmp_path / "posts.jsonl", tmp_path / "c\udcff")
+    assert {path.name for path in tmp_path.iterdir()} == {"s", "posts.jsonl"}
+    assert own.ledger is None
+    assert PopulationLedger.read(tmp_path / "s" / "ledger.jsonl").runs == {}
 
 
 def test_a_model_beyond_the_memory_is_refused_before_it_is_allocated(run, tmp_path, monkeypatch):

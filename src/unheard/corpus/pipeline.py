@@ -226,9 +226,13 @@ def build_store(
             be in the store.
         CorpusError: `out` is not empty, the disk is full, or `continues` is not a store.
         LedgerError: The ledger of `continues` is damaged or missing.
+        InvalidValue: `out` is not UTF-8.
     """
     if user_map is not None:
         check_user_map(Path(user_map), Path(out))
+    require(
+        storage.is_utf8(out), f"--out {str(out)!r} is not UTF-8, and DuckDB cannot write there. Name another folder."
+    )
     if isinstance(preparation.vocabulary, CorpusVocabulary):
         # DP: the words of the users' own text are not public, under whatever name they are given.
         preparation.vocabulary.check_is_public(sources)
