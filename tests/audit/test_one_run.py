@@ -338,19 +338,61 @@ def test_the_estimate_is_that_of_the_mean_variance_of_both_groups():
     assert math.isnan(one_run._estimate(groups[0][:1], groups[1], 1e-5, False))
 
 
-@pytest.mark.parametrize("refuted", [(), ("distribution-free",), ("f-DP",), ("parametric",)])
+@pytest.mark.parametrize(
+    "refuted", [(), ("distribution-free",), ("f-DP",), ("parametric",), ("distribution-free", "f-DP", "parametric")]
+)
 def test_each_bound_alone_refutes_a_claim_that_it_exceeds(run, monkeypatch, refuted):
-    """The claim is 2.0, and a bound of 2.0 does not exceed it."""
+    """The claim is 2.0, and a bound of 2.0 does not exceed it. Each bound is tested at its own level."""
     above = {name: 2.001 if name in refuted else 2.0 for name in one_run.ASSUMPTIONS}
     guesses = Guesses(count=4, correct=4, epsilon=above["distribution-free"])
-    parametric = ParametricBound(epsilon=above["parametric"], factor=1.0)
+    strict, stated = (ParametricBound(epsilon=e, factor=1.0) for e in (above["parametric"], 3.0))
     monkeypatch.setattr(one_run, "best_epsilon", lambda events, delta: SimpleNamespace(epsilon=2.0, accountant="pld"))
     monkeypatch.setattr(one_run, "best_guesses", lambda *_: guesses)
-    monkeypatch.setattr(one_run, "parametric_bound", lambda *_, **__: parametric)
-    monkeypatch.setattr(one_run, "refutes", lambda *_: "f-DP" in refuted)
+    levels = []
+
+    def bound(*_, confidence=0.95):
+        levels.append(1 - confidence)
+        return strict if confidence > 0.95 else stated
+
+    monkeypatch.setattr(one_run, "parametric_bound", bound)
+    monkeypatch.setattr(one_run, "refutes", lambda *asked: levels.append(asked[-1]) or "f-DP" in refuted)
     included_M = np.array([True, True, False, False])
     result = one_run._result(run, [run.plan.at(0, run.model.layout).event()], Counter(), np.arange(4.0), included_M)
-    assert (result.refuted_by, result.holds) == (refuted, not refuted)
+    assert (result.refuted_by, result.holds, result.parametric) == (refuted, not refuted, stated)
+    # The stated bound has the confidence of 95 %; the tests have their own, smaller probabilities of an error.
+    assert sorted(levels) == pytest.approx([1e-4, 0.01, 0.05])
+    expected = pytest.approx({"distribution-free": 0.05, "f-DP": 0.01, "parametric": 1e-4})
+    assert expected == one_run.REFUTATION_LEVELS
     for nested in (result, None):
         summary = AuditResult(run="r", exposures=None, one_run=nested)
         assert summary.holds is (nested is None or not refuted)
+
+
+def test_every_figure_of_the_record_is_that_of_the_result():
+    """The figures differ from each other, so that one in the place of another is noticed."""
+    result = OneRunResult(
+        rounds=7,
+        score_M=np.arange(5.0),
+        included_M=np.array([True, False, True, False, False]),
+        guesses=Guesses(count=4, correct=3, epsilon=0.11),
+        events=[],
+        parametric=ParametricBound(epsilon=0.22, factor=1.5),
+        refuted_by=("f-DP", "parametric"),
+        estimate=0.33,
+        claimed=0.44,
+        accountant="rdp",
+        delta=0.55,
+        confidence=0.66,
+    )
+    result.__dict__["f_dp"] = 0.77
+    record = AuditResult(run="a run", exposures=None, one_run=result).record()
+    verdict, own = " ".join(record["verdict"]), record["one_run"]
+    bounds = {"distribution-free": 0.11, "f-DP": 0.77, "parametric": 0.22}
+    expected = {"canaries": 5, "rounds": 7, "guesses": 4, "right": 3, "epsilon_at_least": 0.11, "confidence": 0.66}
+    expected |= {"epsilon_estimate": 0.33, "epsilon_claimed": 0.44, "delta": 0.55, "holds": False}
+    assert {key: own[key] for key in own.keys() - {"bounds"}} == {**expected, "refuted_by": ["f-DP", "parametric"]}
+    assert {bound["name"]: bound["epsilon_at_least"] for bound in own["bounds"]} == bounds
+    assert (record["run"], record["holds"]) == ("a run", False)
+    assert "3 of 4 guesses about 5 canary users were right" in verdict
+    assert "THE CLAIM IS REFUTED by the f-DP and the parametric bound: 0.44 by RDP was claimed" in verdict
+    assert all(f"{name:<18}{epsilon:>6}" in verdict for name, epsilon in bounds.items())

@@ -320,24 +320,6 @@ def test_a_statement_that_says_something_else_does_not_fit(folder):
     assert wrong(folder) == {}
 
 
-def test_every_entry_of_a_statement_is_compared(folder, monkeypatch):
-    file = folder / "statement.json"
-    saved = json.loads(file.read_text())
-    ledger = Ledger.read(folder / "ledger.jsonl")
-    expected = saved_statement.compute_statement(ledger.facts, ledger.entries)
-    monkeypatch.setattr(saved_statement, "compute_statement", lambda *_, **__: expected)  # the same each time
-    read = verification.Folder(RunFolder(folder), ledger=ledger)
-    assert [*verification._statement(read)]
-    for key in saved.keys() - {"versions", "software", "basis"}:  # the version may differ
-        file.write_text(json.dumps({**saved, key: [saved[key]]}))
-        with pytest.raises(RunFolderError, match=rf"and the ledger differ in: .*\b{key}\b"):
-            [*verification._statement(read)]
-    for key in saved["basis"]:
-        file.write_text(json.dumps({**saved, "basis": {**saved["basis"], key: "other"}}))
-        with pytest.raises(RunFolderError, match="basis"):
-            [*verification._statement(read)]
-
-
 def changed_once(value):
     """Yield the value with one number, word, key or item changed, left out or added, at any depth."""
     if isinstance(value, dict):
@@ -353,6 +335,22 @@ def changed_once(value):
     else:
         yield None if value is not None else 0
         yield value * 1.001 + 1e-9 if type(value) in (int, float) else f"{value}."
+
+
+def test_every_entry_of_a_statement_is_compared(folder, monkeypatch):
+    file = folder / "statement.json"
+    saved = json.loads(file.read_text())
+    ledger = Ledger.read(folder / "ledger.jsonl")
+    expected = saved_statement.compute_statement(ledger.facts, ledger.entries)
+    monkeypatch.setattr(saved_statement, "compute_statement", lambda *_, **__: expected)  # the same each time
+    read = verification.Folder(RunFolder(folder), ledger=ledger)
+    assert [*verification._statement(read)]
+    for key in saved.keys() - {"versions", "software"}:  # the version may differ
+        is_deep = isinstance(saved[key], dict | list) and key != "basis"  # compared in depth by the next test
+        for other in [[saved[key]], *(() if is_deep else changed_once(saved[key]))]:
+            file.write_text(json.dumps({**saved, key: other}))
+            with pytest.raises(RunFolderError, match=rf"and the ledger differ in: .*\b{key}\b"):
+                [*verification._statement(read)]
 
 
 def test_one_change_anywhere_in_a_statement_is_noticed(folder):
@@ -521,11 +519,14 @@ def test_every_part_of_a_declaration_is_compared_with_the_run_file(run, change):
         verification._declared(own, other[change])
 
 
-def test_another_store_than_the_one_that_the_ledger_names_does_not_fit(run, tmp_path):
+@pytest.mark.parametrize("is_named", [True, False])
+def test_another_store_than_the_one_that_the_ledger_names_does_not_fit(run, tmp_path, is_named):
+    """Neither if the run file names its folder nor if the caller does (`--corpus`)."""
     ledger = FakeLedger(facts={"corpus": "0" * 64}, entries=[])
-    folder = verification.Folder(RunFolder(tmp_path), run=run, ledger=ledger)  # pyright: ignore[reportArgumentType]
+    own = replace(run, corpus=tmp_path / "elsewhere") if is_named else run
+    folder = verification.Folder(RunFolder(tmp_path), run=own, ledger=ledger)  # pyright: ignore[reportArgumentType]
     with pytest.raises(verification.CheckFailed, match="is not the store that the ledger names"):
-        list(verification._store(folder, None))
+        list(verification._store(folder, run.corpus if is_named else None))
 
 
 def with_facts(folder, **facts) -> None:
