@@ -2,6 +2,7 @@
 
 import functools
 import json
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -11,6 +12,7 @@ from unheard.cli import plan
 from unheard.cli.main import as_typer_command
 from unheard.errors import UnheardError
 from unheard.privacy import noise_choice
+from unheard.privacy.planner import CostEstimate
 
 app = typer.Typer(rich_markup_mode="rich")
 app.command(epilog=plan.EXAMPLES)(as_typer_command(plan.plan))
@@ -65,6 +67,32 @@ def test_a_large_delta_is_warned_of_beside_the_plan(users, is_large, form):
     assert done.exit_code == 0
     assert ("delta = 0.0101 is large" in done.stderr) is is_large
     assert "is large" not in done.stdout
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("words", "solver"),
+    [
+        ("--epsilon 8", "planner.feasible_plans"),
+        ("--epsilon 8 --users-per-round 10 --rounds 8 --compare-noise", "noise_choice.compare_noise"),
+        ("--epsilon 8 --users-per-round 10 --rounds 8", "planner.plan"),
+    ],
+)
+def test_a_large_delta_is_warned_of_in_every_mode_of_the_command(monkeypatch, words, solver, form):
+    """The solver is replaced by one that ends the command; a plan that was solved for is warned of afterwards."""
+    estimate = CostEstimate(population=65, users_per_round=10, noise_multiplier=2.0, rounds=8, delta=65**-1.1)
+    solution = SimpleNamespace(estimate=estimate, record=lambda _: {}, solved_for="rounds", cheaper=None, target=8)
+    solution.bound = SimpleNamespace(epsilon=7.9, accountant="rdp")
+
+    def end(**_):
+        if solver == "planner.plan":
+            return solution
+        raise typer.Exit
+
+    monkeypatch.setattr(f"unheard.privacy.{solver}", end)
+    done = run("--users", "65", *words.split(), *form)
+    assert done.exit_code == 0
+    assert "delta = 0.0101 is large" in done.stderr
 
 
 def test_delta_defaults_to_the_paper_s_choice():

@@ -205,9 +205,24 @@ def test_another_question_does_not_continue_from_the_old_answer(tmp_path, monkey
 
 def test_files_that_may_be_copied_hold_no_count_of_users(tmp_path):
     rows = [{"who": f"u{i}", "what": "a", "when": 0} for i in range(30)]
-    few = prepared(tmp_path, write_jsonl(tmp_path / "few.jsonl", rows[:3]), out="1/s")
-    many = prepared(tmp_path, write_jsonl(tmp_path / "many.jsonl", rows * 20), out="2/s", shards=3)
-    assert (few.store.path / "corpus.json").read_bytes() == (many.store.path / "corpus.json").read_bytes()
+    few = prepared(
+        tmp_path,
+        write_jsonl(tmp_path / "few.jsonl", rows[:5]),
+        out="1/s",
+        excluded=("u1",),
+        canaries=(Canary(text="a b"),),
+    )
+    many = prepared(
+        tmp_path,
+        write_jsonl(tmp_path / "many.jsonl", [*rows * 20, "not a row", {"what": "of nobody"}]),
+        out="2/s",
+        shards=3,
+        excluded=("u2", "u3", "u4"),
+        canaries=(Canary(text="b c", users=2, repeats=3), Canary(text="c a")),
+    )
+    record = (few.store.path / "corpus.json").read_bytes()
+    assert record == (many.store.path / "corpus.json").read_bytes()
+    assert (json.loads(record)["excluded_users"], json.loads(record)["canaries"]) == (True, True)
 
 
 @pytest.fixture

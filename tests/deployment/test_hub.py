@@ -21,6 +21,7 @@ from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs
 from unheard.privacy.statement_formats import markdown_line
 from unheard.run_folder import RunFolder
+from unheard.training.released import Released
 from unheard.training.run import read_saved_run
 
 
@@ -208,6 +209,21 @@ def test_a_card_shows_the_last_evaluation_and_not_the_best(run_folder, tmp_path,
         assert "after round 6:" in card
         assert f"| AccuracyTop1 | {percent(0.22)} |" in card
         assert not any(percent(value) in card for value in (0.31, 0.24, 0.52, 0.61))
+
+
+def test_every_baseline_and_setting_of_a_run_is_on_its_card(run_folder, monkeypatch):
+    baselines = {f"baseline {i}": {"tokens": {"accuracy_top1": 0.101 + i / 100}} for i in range(4)}
+    monkeypatch.setattr(RunFolder, "read_measures", lambda self: {"baselines": baselines})
+    card = model_card(run_folder)
+    for name, scores in baselines.items():
+        assert f"{name} {percent(scores['tokens']['accuracy_top1'])} AccuracyTop1" in card
+    for key, value in RunFolder(run_folder).public_settings().items():
+        assert key in card
+        assert markdown_line(str(value)) in card
+    model = Released.open(run_folder)
+    assert f"{model.run.model.layout.total:,} parameters, {len(model.vocabulary):,} tokens in the vocabulary" in card
+    monkeypatch.setattr(RunFolder, "read_measures", lambda self: None)
+    assert not any(name in model_card(run_folder) for name in baselines)
 
 
 def test_the_total_on_a_card_comes_with_its_warnings(run_folder, store, tmp_path):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 import stat
@@ -86,6 +87,19 @@ def test_text_that_teaches_nothing_leaves_the_shared_model(released):
     wild = personalize(released, habits(200), PersonalSettings(learning_rate=1e6))
     assert wild.passes == 0
     assert wild.before == wild.after
+
+
+@pytest.mark.parametrize(
+    ("losses", "kept"),
+    [([2.0], 0), ([math.nan], 0), ([math.inf], 0), ([1.0, math.nan], 1), ([1.0, 0.9, 0.9], 2), ([1.9, 1.8, 1.7], 3)],
+)
+def test_a_pass_is_kept_only_if_its_loss_is_a_lower_number(released, monkeypatch, losses, kept):
+    """The loss of the shared model is 2. The last number of `losses` is that of the pass that ends the search."""
+    expected = iter([2.0, *losses, 0.0, 0.0])  # the last two are those of the latest part
+    monkeypatch.setattr(module, "evaluate", lambda *_, **__: {"loss": next(expected)})
+    monkeypatch.setattr(module, "one_pass", lambda released, params_P, *_: params_P)
+    assert personalize(released, habits(100), PersonalSettings(passes=3)).passes == kept
+    assert next(expected, None) is None
 
 
 def test_the_shared_model_is_not_touched(released, run_folder, made):

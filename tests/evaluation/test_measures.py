@@ -14,7 +14,15 @@ import unheard
 from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import InvalidValue
-from unheard.evaluation.measures import PROMPTS, Measured, full_measures, prompts_for, write_measures
+from unheard.evaluation.measures import (
+    PROMPTS,
+    Counts,
+    Measured,
+    full_measures,
+    prompts_for,
+    score_baselines,
+    write_measures,
+)
 from unheard.evaluation.next_word import evaluate
 from unheard.run_folder import RunFolder
 from unheard.updates.user_update import User
@@ -189,6 +197,14 @@ def pairs_of_others(what, u):
 
 def counts_of_others(what, u) -> Counter:
     return Counter(b for _, b in pairs_of_others(what, u))
+
+
+def test_baselines_count_every_public_text_once_and_no_other_text(what, monkeypatch):
+    counted, real = [], Counts.of
+    monkeypatch.setattr(Counts, "of", lambda texts, size: counted.append(texts) or real(texts, size))
+    public = [np.array([BOS, word, word + 1, EOS]) for word in range(5, 12)]
+    score_baselines(what.held_out, public, SIZE, are_public=True)
+    assert [[text.tolist() for text in texts] for texts in counted] == [[text.tolist() for text in public]]
 
 
 def test_public_users_are_preferred_for_the_baselines(what, measures):

@@ -1,5 +1,6 @@
 """A federated run gives the same model as `unheard train`, bit for bit; charges, dropouts and refusals of the server."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -329,6 +330,30 @@ def test_an_abandoned_round_is_charged_and_three_in_a_row_end_the_run(run, tmp_p
     assert len(Ledger.read(tmp_path / "out" / "ledger.jsonl")) == 3
 
 
+def test_only_failures_in_a_row_end_a_run(run):
+    """A round that succeeds begins the count anew."""
+    outcomes = iter([False, False, True, False, False, True, False, False, False])
+    engine = FederatedEngine(
+        LocalNetwork(divided(run.corpus, 6)), run.model, SECURE, unheard.TokenStore.open(run.corpus)
+    )
+    plan = run.plan.at(0, run.model.layout)
+    users = StoredUsers(engine.users, np.array([1]), with_features=False)
+    whole = plan.contribution.sum([], plan.layout.total)
+
+    def session(*_):
+        if next(outcomes):
+            return whole
+        raise NodeError("too few")
+
+    engine._session = session
+    for _ in range(8):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            engine.sum_updates(run.model.initial(0), users, plan, Drawn(1))
+    with pytest.raises(NodeError, match="3 rounds in a row"):
+        engine.sum_updates(run.model.initial(0), users, plan, Drawn(1))
+
+
 def test_nodes_that_were_not_drawn_take_part_with_zero(run):
     network = LocalNetwork(divided(run.corpus, 30))
     one_round(run, network, replace(SECURE, parties=20))
@@ -359,8 +384,11 @@ def test_a_new_node_is_registered_and_old_users_keep_their_numbers(run):
     assert engine.users.num_users == 45
     network.data.append(divided(run.corpus, 4)[3])
     network.memories.append({})
-    engine.register()
-    assert engine.users.num_users == 60
+    numbers = np.array([3, 40])
+    users = StoredUsers(engine.users, numbers, with_features=False)
+    total = engine.sum_updates(run.model.initial(0), users, run.plan.at(0, run.model.layout), Drawn(1))
+    np.testing.assert_array_equal(total.units_P, sum_of(run, numbers).units_P)
+    assert engine.users.num_users == 60  # after each round, nodes that have connected since are registered
     assert {node: engine._registry.by_node[node] for node in before} == before
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unheard.cli import demo, display
+from unheard.cli import demo, display, evaluate
 from unheard.cli.main import main
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import Vocabulary
@@ -66,6 +66,26 @@ def test_measures_of_another_corpus_are_not_kept_as_the_runs_own(unheard, copies
     (copies[1] / "measures.json").unlink()
     json.loads(unheard("evaluate", copies[1], "--full", "--corpus", other, "--json").stdout)
     assert RunFolder(copies[1]).read_measures() is None
+
+
+def test_saved_measures_are_given_for_the_same_question_only(copies, monkeypatch):
+    """Neither for another store, nor for other prompts or another amount of text, nor if they are asked for again."""
+    monkeypatch.setattr(evaluate, "_measure", lambda *asked: "measured")
+    saved = RunFolder(copies[1]).read_measures()
+    prompts = [prompt["text"] for prompt in saved["prompts"]]
+    for same in ({}, {"prompts": prompts}, {"max_tokens": saved["max_tokens"]}):
+        assert evaluate.full_measures_of(copies[1], **same) == saved
+    more = {"max_tokens": saved["max_tokens"] + 1}
+    for other in (
+        {"corpus": copies[0]},
+        {"again": True},
+        {"prompts": prompts[:-1]},
+        {"prompts": [*prompts, "w"]},
+        more,
+    ):
+        assert evaluate.full_measures_of(copies[1], **other) == "measured"
+    (copies[1] / "measures.json").unlink()
+    assert evaluate.full_measures_of(copies[1]) == "measured"
 
 
 def test_no_measure_and_no_baseline_looks_at_a_training_user(unheard, copies, monkeypatch):

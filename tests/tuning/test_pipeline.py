@@ -246,6 +246,16 @@ def test_a_trial_without_an_evaluation_has_no_accuracy(run, tmp_path):
         _last_evaluations(SimpleNamespace(folder=tmp_path, run=run))  # pyright: ignore[reportArgumentType]
 
 
+def test_the_accuracy_of_a_trial_is_that_of_its_last_five_evaluations(run, tmp_path):
+    """Not of earlier ones, nor of those after its last round, which a tuning with more rounds has written."""
+    own = replace(run, training=replace(run.training, rounds=7))
+    rows = [{"round": round, "accuracy_top1": round / 100} for round in range(1, 10)]
+    for until in (7, 9):
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:until]))
+        trial = SimpleNamespace(folder=tmp_path, run=own)
+        assert _last_evaluations(trial) == (0.03, 0.04, 0.05, 0.06, 0.07)  # pyright: ignore[reportArgumentType]
+
+
 def test_the_runs_own_corpus_is_no_proxy(run_file, tmp_path):
     with pytest.raises(InvalidValue, match="cannot be the proxy"):
         tune(run_file, "--out", tmp_path / "t", "--corpus", tmp_path / "private", "--population", 60)

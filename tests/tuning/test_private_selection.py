@@ -143,11 +143,21 @@ def test_the_best_by_held_out_accuracy_is_kept(candidates, tmp_path, monkeypatch
     )
     monkeypatch.setattr(selecting, "mean_of_last", lambda rows: next(scores))
     real = selecting._release
-    monkeypatch.setattr(
-        selecting, "_release", lambda run, trial, *rest: (kept.append(trial.path), real(run, trial, *rest))
-    )
-    select(candidates, tmp_path / "best", Drawn(mean=3))
+    evaluated = []
+
+    def release(run, trial, *rest):
+        kept.append(trial.path)
+        evaluated.extend(trial.read_metrics())
+        real(run, trial, *rest)
+
+    monkeypatch.setattr(selecting, "_release", release)
+    folder = select(candidates, tmp_path / "best", Drawn(mean=3))
     assert kept == [made[1]]
+    # Every evaluation of the best trial is kept as it was, with the epsilon of the selection.
+    assert [row["round"] for row in evaluated] == [1, 2, 3]
+    assert folder.read_metrics() == [
+        {**row, "epsilon": new["epsilon"]} for row, new in zip(evaluated, folder.read_metrics(), strict=True)
+    ]
     # A name does not reveal the number of a trial.
     assert all(re.fullmatch("[0-9a-f]{16}", place.name) for place in made)
 
@@ -187,8 +197,10 @@ def test_the_next_selection_deletes_the_rest_of_a_killed_one(candidates, tmp_pat
     assert len(population_of(candidates).events) == 2  # both were charged
 
 
-def test_a_selection_begins_by_deleting_the_trials_of_a_killed_one(candidates, tmp_path, monkeypatch):
-    left, of_others = tmp_path / ".best.0123.new" / "trials", tmp_path / ".second.0123.new" / "trials"
+@pytest.mark.parametrize("name", ["best", "b" * 60, "a[b]*?"])
+def test_a_selection_begins_by_deleting_the_trials_of_a_killed_one(candidates, tmp_path, monkeypatch, name):
+    left = RunFolder.begin(tmp_path / name).path / "trials"
+    of_others = RunFolder.begin(tmp_path / "second").path / "trials"
     for trials in (left, of_others):
         (trials / "one").mkdir(parents=True)
 
@@ -198,7 +210,7 @@ def test_a_selection_begins_by_deleting_the_trials_of_a_killed_one(candidates, t
 
     monkeypatch.setattr(selecting, "train_together", no_training)
     with pytest.raises(KeyboardInterrupt):
-        select(candidates, tmp_path / "best", TrialCount(mean=2))
+        select(candidates, tmp_path / name, TrialCount(mean=2))
     assert not left.parent.exists()
     assert of_others.exists()
 
@@ -433,12 +445,13 @@ def test_nothing_that_is_printed_logged_or_written_follows_the_number_of_trials(
 def test_trials_are_trained_in_silence_and_levels_come_back(name, caplog, capfd):
     log = logging.getLogger(name)
     with caplog.at_level(logging.DEBUG, logger=name):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
             with selecting._silence():
                 warnings.warn("a group of trials", stacklevel=1)
                 log.critical("a trial")
                 vectorised._progress("compiled for a group of trials")
+        assert not warned
         assert not caplog.records
         assert capfd.readouterr() == ("", "")
         log.info("afterwards")

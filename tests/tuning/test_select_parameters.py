@@ -78,6 +78,12 @@ def test_the_margin_is_students_for_the_difference_of_two_means():
     assert not found.hides(-3.1)
 
 
+def test_the_margin_is_that_of_the_setting_with_the_fewest_repetitions():
+    """Three and two seeds: s^2 = (0.5 + 0.5) / 3 with 3 degrees of freedom, and two means of two seeds each."""
+    found = margin([result("clip", 1, 0, 0.20, 0.205, 0.21), result("clip", 2, 0, 0.30, 0.31)])
+    assert found.points == pytest.approx(3.1824 * math.sqrt(1 / 3) * math.sqrt(2 / 2), rel=1e-4)
+
+
 def test_with_one_seed_the_margin_comes_from_the_last_evaluations_and_says_that_it_may_be_too_small():
     one = Result(stage="clip", norm=1, noise_std=0, name="one", last=((0.20, 0.21, 0.20, 0.21, 0.205),))
     found = margin([one])
