@@ -1,8 +1,10 @@
 """Every input format gives the same store: users grouped, sorted by time, cut, filtered and split; a call resumes."""
 
+import dataclasses
 import errno
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from tests.corpus.inputs import (
     ANN,
     BOB,
+    FIELDS,
     POSTS,
     prepared,
     words_of,
@@ -21,8 +24,9 @@ from tests.corpus.inputs import (
 from unheard.corpus.canaries import Canary
 from unheard.corpus.encode import EncodeShard, EncodingOptions
 from unheard.corpus.grouping import DuckDBBackend, SplitRule
-from unheard.corpus.pipeline import draw_test_posts
+from unheard.corpus.pipeline import Preparation, _release_request, draw_test_posts
 from unheard.corpus.private_vocabulary import PrivateVocabulary
+from unheard.corpus.sources import Fields, find_sources
 from unheard.corpus.store import ShardWriter, TokenStore, write_store
 from unheard.corpus.tokenizers import CharacterTokenizer
 from unheard.corpus.vocabulary import BOS, EOS, PublicVocabulary, Vocabulary
@@ -201,6 +205,53 @@ def test_another_question_does_not_continue_from_the_old_answer(tmp_path, monkey
             prepared(tmp_path, file)
     write_jsonl(tmp_path / "x.jsonl", POSTS[:2])
     assert words_of(prepared(tmp_path, file).store) == ["<BOS> c c <EOS>", BOB]
+
+
+def test_a_file_that_was_changed_in_place_is_read_again(tmp_path, monkeypatch):
+    """Its size is the same, so only its time tells."""
+    file = write_jsonl(tmp_path / "x.jsonl", POSTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(EncodeShard, "__call__", lambda self, shard, rows: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepared(tmp_path, file)
+    size = file.stat().st_size
+    write_jsonl(file, [{**post, "what": post["what"].replace("c", "d")} for post in POSTS])
+    assert file.stat().st_size == size
+    assert words_of(prepared(tmp_path, file).store) == [ANN.replace("c", "d"), BOB]
+
+
+OTHER_CHOICES = {
+    "fields": Fields(user="who", text="what"),
+    "tokenizer": CharacterTokenizer(),
+    "vocabulary": PrivateVocabulary(epsilon=1.0, delta=1e-6),
+    "encoding": EncodingOptions(min_tokens=2),
+    "splits": SplitRule(salt="another"),
+    "excluded": ("ann",),
+    "drop_duplicates": True,
+    "duplicate_chars": 99,
+}
+
+
+def test_words_that_were_drawn_are_used_again_for_the_same_votes_and_mechanism_only(tmp_path):
+    """Every choice that changes the votes or the mechanism of a private vocabulary is in the hash of its request."""
+    file = write_jsonl(tmp_path / "x.jsonl", POSTS)
+    sources, chosen = find_sources([str(file)]), Preparation(fields=FIELDS)
+    request = _release_request(sources, chosen)
+    later = {"test_tokens", "canaries", "shards", "name"}  # decided after the votes, or without effect on them
+    assert OTHER_CHOICES.keys() | later == {field.name for field in dataclasses.fields(Preparation)}
+    requests = {request, *(_release_request(sources, replace(chosen, **{k: v})) for k, v in OTHER_CHOICES.items())}
+    assert len(requests) == 1 + len(OTHER_CHOICES)
+    same = replace(chosen, test_tokens=5, canaries=(Canary(text="a"),), shards=3, name="other")
+    assert _release_request(sources, same) == request
+    before = file.stat()
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert _release_request(sources, chosen) != request
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert _release_request(sources, chosen) == request
+    file.write_bytes(file.read_bytes() + b"\n")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert _release_request(sources, chosen) != request
+    assert _release_request([], chosen) != request
 
 
 def test_files_that_may_be_copied_hold_no_count_of_users(tmp_path):

@@ -1,5 +1,7 @@
-"""The plan that `tune` writes: the paper's figures, and properties for any chosen S and sigma."""
+"""The plan that `tune` writes: the paper's figures, and properties for any chosen S and sigma; its record."""
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,9 +12,12 @@ import unheard
 from unheard.errors import InvalidValue
 from unheard.mechanism.aggregation import ClippedDenominator, TrueAverage
 from unheard.mechanism.noise import NoNoise
+from unheard.privacy.accountants import Bound
 from unheard.privacy.events import PoissonGaussian
-from unheard.tuning.output import check_can_be_private, private_run, project_plan, users_for
-from unheard.tuning.trials import Grid
+from unheard.tuning import output
+from unheard.tuning.output import TuningCost, check_can_be_private, conclude, private_run, project_plan, users_for
+from unheard.tuning.pipeline import Allowance, Choice, TuningResult
+from unheard.tuning.trials import Grid, Margin, Result
 from unheard.updates.user_update import CappedWeights
 
 
@@ -101,3 +106,74 @@ def test_layers_keep_their_shares_at_another_s(paper, model):
     assert chosen.norms["embedding"] * shares["projection_bias"] == pytest.approx(
         chosen.norms["projection_bias"] * shares["embedding"]
     )
+
+
+def test_every_figure_of_the_record_and_every_remark_is_that_of_the_result(paper, tmp_path, monkeypatch):
+    """The figures differ from each other, so that one in the place of another is noticed."""
+    cost = TuningCost(
+        corpus="c",
+        is_proxy=True,
+        runs=6,
+        charges=70,
+        without_noise=50,
+        delta=1e-7,
+        bound=Bound(epsilon=math.inf, accountant="rdp"),
+        noised=Bound(epsilon=3.5, accountant="pld"),
+    )
+    monkeypatch.setattr(output, "tuning_cost", lambda trials, *, is_proxy: replace(cost, is_proxy=is_proxy))
+    monkeypatch.setattr(output, "users_per_second", lambda out: 12.5)
+    asked, quick = [], {"moments": 4.75, "rdp": 4.25, "pld": 4.5}
+    monkeypatch.setattr(output, "epsilons", lambda *given: asked.append(given) or quick)
+    settings = {  # stage, S, sigma, the last evaluations of each seed
+        "baseline": ("baseline", math.inf, 0.0, ((0.50, 0.52), (0.54,))),
+        "near": ("clip", 5.0, 0.0, ((0.51, 0.53, 0.49),)),
+        "S": ("clip", 15.0, 0.0, ((0.40,),)),
+        "sigma": ("noise", 15.0, 0.003, ((0.35, 0.37),)),
+    }
+    results = {
+        name: Result(stage=stage, norm=norm, noise_std=std, name=name, last=last)
+        for name, (stage, norm, std, last) in settings.items()
+    }
+    tuned = TuningResult(
+        trials=(),
+        results=tuple(results.values()),
+        margin=Margin(points=3.0, of_seeds=True),
+        norm=Choice(result=results["S"], loss=0.11, remarks=("about S", "and more")),
+        noise=Choice(result=results["sigma"], loss=0.22, remarks=("about sigma",)),
+    )
+    allowance, engine = Allowance(clip_loss=0.3, loss=0.6), unheard.EngineChoice()
+    conclusion = conclude(paper, tuned, allowance, 1.0, tmp_path, engine, is_proxy=True)
+    record = json.loads((tmp_path / "tuning.json").read_text())
+    assert record == conclusion.record
+    rows = {row["stage"] + str(row["norm"]): row for row in record["trials"]}
+    by_name = dict(zip(settings, rows.values(), strict=True))
+    assert [(row["seeds"], row["evaluations"]) for row in by_name.values()] == [(2, 1), (1, 3), (1, 1), (1, 2)]
+    assert [row["norm"] for row in by_name.values()] == ["infinity", 5.0, 15.0, 15.0]
+    assert [row["noise_std"] for row in by_name.values()] == [0.0, 0.0, 0.0, 0.003]
+    assert [row["accuracy_top1"] for row in by_name.values()] == pytest.approx([0.525, 0.51, 0.40, 0.36])
+    assert by_name["baseline"]["accuracy_top1_of_seeds"] == pytest.approx([0.51, 0.54])
+    assert [row["loss_points"] for row in by_name.values()] == pytest.approx([0.0, 1.5, 12.5, 16.5])
+    assert [row["within_noise"] for row in by_name.values()] == [False, True, False, False]
+    assert [row["chosen"] for row in by_name.values()] == [False, False, True, True]
+    assert (record["margin_points"], record["margin_is_of_repeated_runs"]) == (3.0, True)
+    assert record["allowed"] == {"clip_loss": 0.3, "loss": 0.6}
+    remarks = ["about S", "and more", "about sigma"]
+    assert record["chosen"] == {"norm": 15.0, "noise_std": 0.003, "loss_points": 0.22, "remarks": remarks}
+    stated = {"corpus": "c", "is_proxy": True, "runs": 6, "charges": 70, "charges_without_noise": 50, "delta": 1e-7}
+    assert record["tuning_cost"] == {**stated, "epsilon": "infinity", "accountant": "rdp", "epsilon_of_the_noised": 3.5}
+    plan = record["plan"]
+    event = PoissonGaussian(sampling_prob=5000 / 763_430, noise_multiplier=1.0)
+    assert asked == [([(event, 5000)], 1e-9)]
+    assert plan["epsilon"] == quick
+    assert plan["claimed"] == {"epsilon": 4.25, "accountant": "rdp"}
+    assert (plan["users_per_round"], plan["population"], plan["rounds"], plan["delta"]) == (5000, 763_430, 5000, 1e-9)
+    assert (plan["sampling_prob"], plan["noise_multiplier"], plan["hypothetical"]) == (5000 / 763_430, 1.0, True)
+    assert (plan["updates"], plan["users_per_second"], plan["seconds"]) == (25_000_000, 12.5, 2_000_000.0)
+    sentences = " ".join(conclusion.cost.sentences)
+    assert "ε = infinity at δ = 10⁻⁷" in sentences
+    assert "composition of its 6 runs (70 charges, 50 of them without noise)" in sentences
+    for is_proxy, words in ((True, "on proxy text."), (False, "over all runs they have no guarantee.")):
+        conclude(paper, tuned, allowance, 1.0, tmp_path, engine, is_proxy=is_proxy)
+        preface = (tmp_path / "chosen.toml").read_text()
+        assert words in preface
+        assert "epsilon 4.25 at delta 1e-09 (accountant rdp)" in preface

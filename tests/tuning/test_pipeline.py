@@ -1,5 +1,6 @@
 """`unheard tune` on a small store: it chooses, plans, resumes, and reports its cost."""
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -24,6 +25,7 @@ from unheard.tuning import output as cost_module
 from unheard.tuning.pipeline import Allowance, run_stages, users_per_second
 from unheard.tuning.trials import (
     Grid,
+    Trial,
     _last_evaluations,
     baseline_trials,
     check_can_be_tuned,
@@ -244,6 +246,18 @@ def test_a_trial_without_an_evaluation_has_no_accuracy(run, tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"round": 9, "accuracy_top1": 0.5}\n')  # after its last round
     with pytest.raises(InvalidValue, match="has no evaluation"):
         _last_evaluations(SimpleNamespace(folder=tmp_path, run=run))  # pyright: ignore[reportArgumentType]
+
+
+def test_a_trial_is_complete_with_the_evaluation_of_its_last_round_and_its_statement(run, tmp_path):
+    own = replace(run, training=replace(run.training, rounds=3))
+    trial = Trial(stage="clip", norm=1.0, noise_std=0.0, seed=1, run=own, folder=tmp_path)
+    for last, is_stated in itertools.product((0, 2, 3, 4), (False, True)):
+        rows = [{"round": round, "accuracy_top1": 0.5} for round in range(1, last + 1)]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "statement.json").unlink(missing_ok=True)
+        if is_stated:
+            (tmp_path / "statement.json").write_text("{}")
+        assert trial.is_complete() is (last >= 3 and is_stated)
 
 
 def test_the_accuracy_of_a_trial_is_that_of_its_last_five_evaluations(run, tmp_path):

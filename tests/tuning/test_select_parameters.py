@@ -69,6 +69,26 @@ def test_a_choice_that_chance_could_turn_says_so():
     assert choose_noise(BASELINE, NOISED, 0.5, Margin(points=None, of_seeds=False)).remarks
 
 
+@pytest.mark.parametrize("rejected", [(), (0.55,), (0.9,), (5.0, 0.55), (0.55, 0.9), (5.0, 5.0, 0.9)])
+@pytest.mark.parametrize("loss", [-0.4, 0.1, 0.45])
+@pytest.mark.parametrize("choose", [choose_norm, choose_noise])
+def test_each_remark_is_made_if_it_is_true_and_only_then(choose, loss, rejected):
+    """The allowance is 0.5 points and the margin 0.2. `rejected` are the losses of better settings, the best first."""
+    losses = [*rejected, loss, -1.0]
+    order = range(len(losses)) if choose is choose_norm else range(len(losses), 0, -1)
+    results = [result("clip", n, n, 0.5 - x / 100, name=f"n{n}") for n, x in zip(order, losses, strict=True)]
+    chosen = choose(result("baseline", math.inf, 0.0, 0.5), results[::-1], 0.5, Margin(points=0.2, of_seeds=True))
+    name, before = results[len(rejected)].name, results[len(rejected) - 1].name
+    assert (chosen.result.name, chosen.loss) == (name, pytest.approx(loss))
+    expected = [f"{name} is the edge of the grid"] * (not rejected)
+    expected += [f"{name} costs {loss:+.2f} points, and 0.5 are allowed: the difference is within noise"] * (
+        loss == 0.45
+    )
+    expected += [f"{before} was rejected for a loss of 0.55 points"] * (rejected[-1:] == (0.55,))
+    assert len(chosen.remarks) == len(expected)
+    assert all(remark.startswith(words) for remark, words in zip(chosen.remarks, expected, strict=True))
+
+
 def test_the_margin_is_students_for_the_difference_of_two_means():
     """Two settings with two seeds each, one point apart: s^2 = (0.5 + 0.5) / 2, t(2 degrees) = 4.303, times sqrt(2 / 2)."""
     found = margin([result("clip", 1, 0, 0.20, 0.21), result("clip", 2, 0, 0.30, 0.31)])
