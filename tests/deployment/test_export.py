@@ -13,10 +13,11 @@ from torch import nn
 
 import unheard
 from unheard.deployment.export import AT_ONCE, CONTEXTS, Agreement, ParityCheck, draw_texts, export, in_int8, step_graph
-from unheard.deployment.model import FLOAT32, INT8, OnnxStepper, open_model
+from unheard.deployment.model import FLOAT32, INT8, OnnxStepper, open_model, run_statement
 from unheard.deployment.step import ReplayStepper, step_arrays, stepper_for
 from unheard.errors import InvalidValue, LedgerError, ModelError
 from unheard.models.recurrent import TiedGRU
+from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import load_model
 
 SMALL = dict(vocabulary_size=40, embedding_size=5, hidden_size=7)
@@ -152,7 +153,13 @@ def exported(run_folder, tmp_path_factory):
 def test_an_export_holds_the_model_its_words_and_its_statement_and_nothing_else(exported, run_folder):
     names = {"export.json", "model.onnx", "model.int8.onnx", "vocabulary.txt", "tokens.json", "statement.json"}
     assert {path.name for path in exported.path.iterdir()} == names
-    assert json.loads((exported.path / "statement.json").read_text())["claimed"]["epsilon"] > 0
+    expected = json.loads(json.dumps(run_statement(RunFolder.open(run_folder))))
+    assert json.loads((exported.path / "statement.json").read_text()) == exported.statement == expected
+    assert exported.sizes == {name: (exported.path / name).stat().st_size for name in (FLOAT32, INT8)}
+    record = json.loads((exported.path / "export.json").read_text())
+    assert record["agreement_with_pytorch"] == {name: of.numbers() for name, of in exported.agreement.items()}
+    assert record["agreement_with_pytorch"][FLOAT32] != record["agreement_with_pytorch"][INT8]
+    assert record["files"].keys() == names - {"export.json"}
     written = b"".join(path.read_bytes() for path in exported.path.iterdir())
     assert str(run_folder.parent).encode() not in written
     measured = json.loads((run_folder / "metrics.jsonl").read_text().splitlines()[-1])

@@ -13,7 +13,7 @@ from tests.stores import uncharged_copy
 from unheard.deployment.card import model_card, write_card
 from unheard.deployment.export import export
 from unheard.deployment.hugging_face_export import write_hub_folder
-from unheard.deployment.model import open_model
+from unheard.deployment.model import open_model, run_statement
 from unheard.errors import InvalidValue, LedgerError, RunFolderError, UnprovenCombination
 from unheard.formatting import percent
 from unheard.privacy.ledger import Ledger, run_id
@@ -145,6 +145,14 @@ def test_nothing_that_goes_with_a_model_has_its_seed_or_a_path(store, model, pla
     for content in (model_card(tmp_path / "r").encode(), *written):
         assert b"987654321" not in content
         assert b"secret-place" not in content
+    # Both folders have the whole statement of the run, with its warnings.
+    expected = json.loads(json.dumps(run_statement(RunFolder.open(tmp_path / "r"))))
+    assert any("REPRODUCIBLE NOISE" in warning for warning in expected["warnings"])
+    for place in ("exported", "hub"):
+        assert json.loads((tmp_path / place / "statement.json").read_text()) == expected
+        assert open_model(tmp_path / place).statement == expected
+    for card in (model_card(tmp_path / "r"), (tmp_path / "hub" / "README.md").read_text()):
+        assert all(markdown_line(warning[1:].rstrip(".")) in card for warning in expected["warnings"])
 
 
 def test_a_card_says_why_there_is_no_total_and_has_the_audit_of_its_own_run(run_folder, tmp_path, monkeypatch):

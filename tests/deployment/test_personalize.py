@@ -125,6 +125,14 @@ def folder(released, run_folder, made, tmp_path):
     return out
 
 
+def test_a_personal_model_has_the_whole_statement_of_the_shared_model(released, made, run_folder, tmp_path):
+    statement = {**run_statement(RunFolder.open(run_folder)), "warnings": ["one warning", "another"]}
+    save_personal(released, made, statement, tmp_path / "mine")
+    assert open_model(tmp_path / "mine").statement == json.loads(json.dumps(statement))
+    record = json.loads((tmp_path / "mine" / RECORD).read_text())
+    assert (record["passes"], record["on_later_text"]) == (made.passes, {"before": made.before, "after": made.after})
+
+
 def test_only_its_owner_can_read_it(folder):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {path.name for path in folder.iterdir()} == {RECORD, MODEL}

@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 import unheard
 from unheard.deployment.hugging_face_export import _difference, write_language_model
+from unheard.deployment.model import run_statement
 from unheard.errors import InvalidValue, ModelError, UnprovenCombination
 from unheard.models.hugging_face import read_base
+from unheard.run_folder import RunFolder
 
 from .conftest import model_of, run_of
 
@@ -111,9 +113,11 @@ def test_an_adapter_with_frozen_a_holds_both_matrices_and_every_format_has_the_s
         assert error < limit
 
 
-def test_gguf_is_read_back_with_the_same_scores(trained, tmp_path, capsys):
+def test_gguf_is_read_back_with_the_same_scores(trained, tmp_path, capsys, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    statement = {**run_statement(RunFolder.open(trained)), "warnings": ["one warning", "another"]}
+    monkeypatch.setattr("unheard.deployment.hugging_face_export.run_statement", lambda _: statement)
     capsys.readouterr()
     written = write_language_model(trained, tmp_path / "gguf", "gguf")
     assert not capsys.readouterr().err  # no progress bars of other libraries
@@ -126,7 +130,10 @@ def test_gguf_is_read_back_with_the_same_scores(trained, tmp_path, capsys):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "gguf", gguf_file="model.gguf")
     own = unheard.Released.open(trained).tokenizer
     assert tokenizer.tokenize("i like tea") == own.split("i like tea")
-    assert merged.statement == written.statement
+    for to in ("gguf", "merged"):
+        assert json.loads((tmp_path / to / "statement.json").read_text()) == json.loads(json.dumps(statement))
+        assert "another" in (tmp_path / to / "README.md").read_text()
+    assert merged.statement == written.statement == statement
 
 
 @pytest.mark.parametrize(("to", "most"), [("adapter", 1e-4), ("merged", 1e-4), ("gguf", 2e-2)])
