@@ -149,7 +149,7 @@ def test_what_is_shown_for_a_run_does_not_depend_on_the_runs_beside_it(compared,
     """So no table, plot, page or file has a figure of one run in the place of another."""
 
     def quick(events, delta):  # a number that depends on the events as epsilon does, and takes no time to compute
-        epsilon = sum(count * (event.sampling_prob / event.noise_multiplier) ** 2 for event, count in events)
+        epsilon = sum(count * (1e5 * event.sampling_prob + 1 / event.noise_multiplier) for event, count in events)
         return SimpleNamespace(epsilon=epsilon - math.log(delta), accountant="pld")
 
     monkeypatch.setattr("unheard.report.comparison.best_epsilon", quick)
@@ -157,6 +157,8 @@ def test_what_is_shown_for_a_run_does_not_depend_on_the_runs_beside_it(compared,
     records = [_unlike_any_other(compared.records[1], number) for number in range(3)]
     options: dict[str, Any] = {"accuracy": 0.001, "as_if_users": 1_000_000}
     alone = {r.name: _shown(Comparison(records=[r], baseline=r, **options), r.name) for r in records}
+    hypothetical = [values["Summary"]["ε hypothetical, as if 1,000,000 users"] for values in alone.values()]
+    assert len(set(hypothetical)) == len(records)
     first, *others = alone.values()
     for what, values in first.items():
         assert values, what
