@@ -54,6 +54,7 @@ def test_a_run_without_privacy_shows_infinity_in_every_form(compared, page):
     rows = {row[0]: row for row in tables.summary(compared).rows}
     assert rows["ε, claimed"][1] == "∞"
     assert "No privacy guarantee" in text_of(page)
+    assert "Not drawn, because ε is infinite: plain." in text_of(page)
     runs = json.loads(json.dumps(compared.as_json(), allow_nan=False))["runs"]
     assert runs[0]["epsilon"] == "infinity"
     assert runs[1]["epsilon"] == compared.records[1].epsilon

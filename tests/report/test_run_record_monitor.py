@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -121,3 +122,10 @@ def test_what_was_charged_before_the_first_round_counts_while_a_run_is_watched(f
     assert monitor.status().epsilon == RunningEpsilon(facts["delta"], events=spent[:2]).epsilon
     ledger.charge(spent[2], 0)
     assert monitor.status().epsilon == RunningEpsilon(facts["delta"], events=spent).epsilon
+
+
+@pytest.mark.parametrize(("evaluated", "state"), [(0, "stopped"), (9, "stopped"), (10, "complete"), (11, "complete")])
+def test_an_ended_run_is_complete_from_its_last_planned_round_on(evaluated, state):
+    folder = SimpleNamespace(statement=SimpleNamespace(exists=lambda: True))
+    monitor = SimpleNamespace(folder=folder, _budget=None)
+    assert RunMonitor._state(monitor, evaluated, 10, 0.0) == state  # pyright: ignore[reportArgumentType]
