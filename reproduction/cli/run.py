@@ -14,7 +14,7 @@ import typer
 
 from reproduction.cli.options import ALL_RESULTS, MostRounds, ScaleName
 from unheard.cli.display import note, say
-from unheard.cli.options import EngineOptions, ProcessOptions, number, option
+from unheard.cli.options import EngineOptions, ProcessOptions, engine_keys, number, option
 from unheard.cli.processes import run_on_processes
 from unheard.errors import CorpusMissing, InvalidValue
 
@@ -142,8 +142,7 @@ def run(
 
         steps = choose_steps(names, how.schedule)
         # Recipes do not set the engine, so an option that is left out keeps the default of `EngineChoice`.
-        given = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
-        choice = EngineChoice(**{key: value for key, value in given.items() if value})
+        choice = EngineChoice(**engine_keys(engine, processes))
         workspace = _workspace(steps, what, how, choice, ranks)
         left, impossible = workspace.left(steps, what.rounds)
         show_plan(workspace, left, *workspace.speed(how.users_per_second))

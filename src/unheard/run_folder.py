@@ -23,13 +23,13 @@ import hashlib
 import json
 import os
 import shutil
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unheard import storage
+from unheard.config import parse_toml
 from unheard.errors import CheckpointCorrupt, RunFolderError, RunFolderExists, RunFolderInUse, RunFolderMissing
 
 MEASURES_FORMAT = 2
@@ -118,7 +118,7 @@ class RunFolder:
         Raises:
             CheckpointCorrupt: The name has no number.
         """
-        paths = sorted(self.checkpoints.glob("round-*.safetensors"))
+        paths = checkpoint_files(self)
         number = paths[-1].stem.removeprefix("round-") if paths else "0"
         if not number.isdecimal():
             raise CheckpointCorrupt(not_written_by_unheard(paths[-1]))
@@ -264,7 +264,7 @@ class RunFolder:
         """
         paths: list[Path] = []
         for _ in range(5):  # a process that trains meanwhile may delete the file between the listing and the reading
-            paths = sorted(self.checkpoints.glob("round-*.safetensors"))
+            paths = checkpoint_files(self)
             try:
                 known = read_facts(paths[-1]).get("metrics") if paths else None
             except FileNotFoundError:
@@ -272,6 +272,17 @@ class RunFolder:
             return known if isinstance(known, dict) and set(known) == {"bytes", "sha256"} else None
         # DP: a checkpoint that is listed and cannot be found is not the same as none: evaluations would not be checked.
         raise CheckpointCorrupt(not_written_by_unheard(paths[-1]))
+
+    def read_tables(self) -> dict[str, Any]:
+        """Return the tables of the run file.
+
+        Raises:
+            RunFolderError: The run file cannot be read.
+        """
+        try:
+            return parse_toml(self.run_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{self.run_file} cannot be read as a run file: {error}.") from None
 
     def public_settings(self) -> dict[str, Any]:
         """Return the settings of the run file as one flat table from `table.key` to value, without `LOCAL_KEYS`.
@@ -281,13 +292,15 @@ class RunFolder:
         Raises:
             RunFolderError: The run file cannot be read.
         """
-        try:
-            tables = tomllib.loads(self.run_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunFolderError(f"{self.run_file} cannot be read as a run file: {error}.") from None
         # DP: anyone who knows the seed can subtract the noise, and cards and trackers show the settings to others.
         hidden = {SEED: "set, and not shown"}
-        return {key: hidden.get(key, value) for key, value in _flat(tables) if key not in LOCAL_KEYS}
+        return {key: hidden.get(key, value) for key, value in _flat(self.read_tables()) if key not in LOCAL_KEYS}
+
+    def claim(self) -> str | None:
+        """Return the claim of the privacy statement as of the last save; None if there is no statement."""
+        if not self.statement.exists():
+            return None
+        return json.loads(self.statement.read_text(encoding="utf-8"))["claim"]
 
     def model_digest(self) -> str:
         """Return the SHA-256 of the released model. It tells whether measures belong to this model or to an older one.
@@ -348,6 +361,11 @@ class RunFolder:
         """Append the evaluation of one round to `metrics.jsonl`."""
         with _advice_on_failure(self.metrics):
             storage.append_line(self.metrics, json.dumps(row).encode())
+
+
+def checkpoint_files(folder: RunFolder) -> list[Path]:
+    """Return the paths of all checkpoints, oldest first."""
+    return sorted(folder.checkpoints.glob("round-*.safetensors"))
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

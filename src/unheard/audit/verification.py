@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from unheard.config import parse_json
 from unheard.corpus.store import TokenStore, tokens_digest
 from unheard.corpus.tokenizers import tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
@@ -40,7 +41,7 @@ from unheard.privacy.events import (
 )
 from unheard.privacy.ledger import Ledger, run_id
 from unheard.privacy.matrix_factorization import Factorisation
-from unheard.privacy.population_ledger import FILE, read_population_ledger
+from unheard.privacy.population_ledger import ledger_path, read_population_ledger
 from unheard.privacy.run_ledger import check_ledger, check_nodes, check_population, saved_positions
 from unheard.privacy.saved_statement import check_saved_statement
 from unheard.run_folder import RunFolder, are_measures, not_a_run_folder
@@ -415,12 +416,10 @@ def _tokens(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
             raise CheckFailed("tokens.json is missing: copy it from the store.")
         yield "no tokens.json: text is split into words"
         return
-    try:
-        table = json.loads(folder.path.tokens.read_text(encoding="utf-8"))
-        if not isinstance(table, dict):
-            raise ValueError
-    except (ValueError, RecursionError):
-        raise CheckFailed("tokens.json is damaged: copy it from the store.") from None
+    damaged = "tokens.json is damaged: copy it from the store."
+    table = _read_json(folder.path.tokens, damaged)
+    if not isinstance(table, dict):
+        raise CheckFailed(damaged)
     if table:
         tokenizer_from_table(table)
     if named not in (None, tokens_digest(table)):
@@ -440,12 +439,10 @@ def _measures(folder: Folder) -> Iterator[str]:
     if not folder.path.measures.exists():
         yield "none: the model was not measured in full"
         return
-    try:
-        content = json.loads(folder.path.measures.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        raise CheckFailed("measures.json is not JSON. Delete it and run `unheard evaluate --full` again.") from None
+    remedy = "Delete it and run `unheard evaluate --full` again."
+    content = _read_json(folder.path.measures, f"measures.json is not JSON. {remedy}")
     if not are_measures(content):
-        raise CheckFailed("measures.json is damaged. Delete it and run `unheard evaluate --full` again.")
+        raise CheckFailed(f"measures.json is damaged. {remedy}")
     if folder.path.read_measures() is None:
         yield "measures.json is well-formed, but belongs to an older model than model.safetensors"
         return
@@ -465,8 +462,7 @@ def _statement(folder: Folder) -> Iterator[str]:
 def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
     """Check that every charge of the run is in the ledger of the store's population. Skipped if that is not here."""
     run, ledger = _run_and_ledger(folder)
-    path = Path(run.ledger) if run.ledger is not None else Path(corpus or run.corpus) / FILE
-    path = path / FILE if path.is_dir() else path
+    path = ledger_path(corpus or run.corpus, run.ledger)
     sources = saved_positions(folder.path)
     if not path.is_file():
         if path.parent.is_dir() and any(source.population_position is not None for source in sources):
@@ -554,6 +550,14 @@ def _charges_before_training(ledger: Ledger) -> int:
 def _run_and_ledger(folder: Folder) -> tuple[Run, Ledger]:
     """Return the run and the ledger. Raise `CheckSkipped` if one of them could not be read."""
     return _needed(folder.run, "run.toml"), _needed(folder.ledger, "the ledger")
+
+
+def _read_json(path: Path, otherwise: str) -> Any:
+    """Return the value in a JSON file. Raise `CheckFailed` with the message `otherwise` if it is not JSON."""
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise CheckFailed(otherwise) from None
 
 
 def _needed(value: Any, what: str) -> Any:

@@ -15,6 +15,7 @@ not be shared, and only its owner can read its folder. The package `deployment/`
 import contextlib
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -69,9 +70,7 @@ def export(
     if to != "onnx":
         return _language_model(folder, target, to)
     with counted_bar() as progress:
-        exported = export_model(
-            folder, target, progress=lambda done, total: progress("Comparing with PyTorch", done, total)
-        )
+        exported = export_model(folder, target, progress=partial(progress, "Comparing with PyTorch"))
     title = f"{exported.parameters:,} parameters"
     table = Table("file", "size", "same first word as PyTorch", "same three words", title=title)
     for name, size in exported.sizes.items():
@@ -108,12 +107,8 @@ def _write_hub_folder(folder: Path, target: Path, license: str | None) -> None:
     from unheard.deployment.hugging_face_export import write_hub_folder
 
     with counted_bar() as progress:
-        names = write_hub_folder(
-            folder,
-            target,
-            license=license,
-            progress=lambda done, total: progress("Comparing with PyTorch", done, total),
-        )
+        compared = partial(progress, "Comparing with PyTorch")
+        names = write_hub_folder(folder, target, license=license, progress=compared)
     say(f"{target} holds {', '.join(names)}. README.md is the model card, with the privacy statement in it.")
     say(f"Read it, then upload the folder: hf upload OWNER/{target.resolve().name} {target}")
 
@@ -276,12 +271,8 @@ def personalize(
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"Cannot read {text} as UTF-8 text: {error}.") from None
     with counted_bar() as progress:
-        personal = personalize_model(
-            released,
-            words,
-            settings,
-            progress=lambda done, total: progress("Learning from this text", done, total),
-        )
+        learned = partial(progress, "Learning from this text")
+        personal = personalize_model(released, words, settings, progress=learned)
     save_personal(released, personal, run_statement(RunFolder.open(folder)), out)
     _print_personal(personal)
     say(f"{NOT_FOR_OTHERS} It is in {out}, readable by you alone; {folder} is unchanged.")

@@ -7,6 +7,7 @@ file belongs to the newest model; otherwise it measures the run.
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,7 +101,35 @@ def full_measures_of(
         same_prompts = prompts is None or list(prompts) == [prompt["text"] for prompt in saved["prompts"]]
         if same_prompts and max_tokens in (None, saved["max_tokens"]):
             return saved
-    return _measure(folder, corpus, max_tokens, prompts, ranks)
+
+    from unheard.evaluation.measures import FIT_TOKENS, Measured, full_measures, prompts_for, write_measures
+    from unheard.training.released import open_for_evaluation
+    from unheard.training.worker import parallel_map_for
+    from unheard.updates.user_update import users_in_turn
+
+    released, store, settings = open_for_evaluation(path, corpus, max_tokens)
+    counted = replace(settings, max_tokens=max(settings.max_tokens, FIT_TOKENS))
+    public = counted.choose(users_in_turn(store.public, released.run.model)) if store.public else ()
+    # DP: measures and baselines read held-out and public users only; what they print is in nobody's ledger.
+    measured = Measured(
+        model=released.run.model,
+        params_P=released.params_P,
+        vocabulary=released.vocabulary,
+        tokenizer=released.tokenizer,
+        held_out=counted.choose(users_in_turn(store.held_out, released.run.model)),
+        public=[user.tokens for user in public],
+    )
+    with counted_bar() as progress:
+        numbers = full_measures(
+            measured,
+            settings,
+            prompts=prompts_for(store.info["vocabulary"]) if prompts is None else prompts,
+            progress=partial(progress, f"Measuring {folder.path.name}"),
+            parallel_map=parallel_map_for(measured.model, ranks),
+        )
+    if corpus is None:
+        write_measures(folder, numbers)
+    return numbers
 
 
 def full_measures_if_possible(path: Path, *, prompts: Sequence[str] | None = None) -> None:
@@ -120,46 +149,7 @@ def full_measures_if_possible(path: Path, *, prompts: Sequence[str] | None = Non
         note(f"{path}: not measured. {error}", style="yellow")
 
 
-def _measure(
-    folder: Any,
-    corpus: Path | None,
-    max_tokens: int | None,
-    prompts: Sequence[str] | None,
-    ranks: "ProcessGroup | None",
-) -> dict[str, Any]:
-    """Compute the full measures of a run; save them in the run folder if they come from its own store."""
-    from unheard.evaluation.measures import FIT_TOKENS, Measured, full_measures, prompts_for, write_measures
-    from unheard.training.released import open_for_evaluation
-    from unheard.training.worker import parallel_map_for
-    from unheard.updates.user_update import users_in_turn
-
-    released, store, settings = open_for_evaluation(folder.path, corpus, max_tokens)
-    counted = replace(settings, max_tokens=max(settings.max_tokens, FIT_TOKENS))
-    public = counted.choose(users_in_turn(store.public, released.run.model)) if store.public else ()
-    # DP: measures and baselines read held-out and public users only; what they print is in nobody's ledger.
-    measured = Measured(
-        model=released.run.model,
-        params_P=released.params_P,
-        vocabulary=released.vocabulary,
-        tokenizer=released.tokenizer,
-        held_out=counted.choose(users_in_turn(store.held_out, released.run.model)),
-        public=[user.tokens for user in public],
-    )
-    with counted_bar() as progress:
-        numbers = full_measures(
-            measured,
-            settings,
-            prompts=prompts_for(store.info["vocabulary"]) if prompts is None else prompts,
-            progress=lambda done, total: progress(f"Measuring {folder.path.name}", done, total),
-            parallel_map=parallel_map_for(measured.model, ranks),
-        )
-    if corpus is None:
-        write_measures(folder, numbers)
-    return numbers
-
-
 def _print_numbers(folder: Path, numbers: dict[str, Any]) -> None:
-
     table = Table("measure", "held-out users", title=str(folder))
     for name, value in numbers.items():
         table.add_row(name, f"{100 * value:.2f} %" if name.startswith("accuracy") else f"{value:,.6g}")

@@ -16,7 +16,6 @@ continues a sweep that was stopped.
 
 import contextlib
 import itertools
-import json
 import math
 import sys
 from dataclasses import dataclass, replace
@@ -53,6 +52,7 @@ from unheard.cli.options import (
     StopAfter,
     Track,
     Yes,
+    engine_keys,
     number,
     option,
 )
@@ -256,8 +256,7 @@ def resume(
         Tracking(path=folder, kinds=track or ()).check()
         run, choice = read_saved_run(RunFolder.open(folder).run_file)
         allowed = confirm_no_noise([run], yes, can_ask=ranks is None)
-        changes = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
-        choice = replace(choice, **{key: value for key, value in changes.items() if value})
+        choice = replace(choice, **engine_keys(engine, processes))
         run, last = (run if corpus is None else replace(run, corpus=corpus)), rounds or run.training.rounds
         if nodes.on == "flower" and newest_checkpoint(RunFolder.open(folder)).state.round >= last:
             return _print_result(folder, None)  # the run is complete: do not start the nodes
@@ -346,8 +345,7 @@ def read_run(
     """
     from unheard.training.run import read_run_file
 
-    keys = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
-    changes = [f"engine.{key}={value}" for key, value in keys.items() if value]
+    changes = [f"engine.{key}={value}" for key, value in engine_keys(engine, processes).items()]
     return read_run_file(run_file, [*(set_ or ()), *changes])
 
 
@@ -441,8 +439,8 @@ def _print_result(folder: Path, last: "RoundReport | None") -> None:
         f"Running bound: ε = {epsilon_text(last.epsilon)} by {accountant_title(last.accountant)} at δ = {small(last.delta)}. "
         "It is fast to compute, so budgets are checked against it; the claim is usually smaller."
     )
-    if (statement := RunFolder.open(folder).statement).exists():
-        say(f"Claimed: {json.loads(statement.read_text(encoding='utf-8'))['claim']}.")
+    if claim := RunFolder.open(folder).claim():
+        say(f"Claimed: {claim}.")
     if last.stopped:
         say(f"Stopped: {last.stopped}")
     elif last.round < last.rounds:

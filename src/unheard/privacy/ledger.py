@@ -156,6 +156,11 @@ class ChainedFile:
         """The number of records read or written, without the header."""
         return max(len(self.hashes) - 1, 0)
 
+    @property
+    def position(self) -> dict[str, Any]:
+        """The identity of the file (the hash of its header), its length and its last hash."""
+        return {"ledger": self.hashes[0], "length": len(self), "head": self.head}
+
     def contains(self, length: int, head: str) -> bool:
         """Whether record number `length` of this file has the hash `head`: the file is the same, or has only grown.
 

@@ -181,13 +181,13 @@ class PopulationLedger:
 
         It identifies everything charged so far. The checkpoints of a run store it, and `contains` checks it later.
         """
-        return {"ledger": self._file.hashes[0], "length": len(self._file), "head": self._file.head}
+        return self._file.position
 
     def position_at(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Return the position of the ledger file at `path`: this ledger, or a ledger that was moved to this one."""
         for file in (self._file, *self._came_from):
             if os.path.realpath(file.path) == os.path.realpath(path):
-                return {"ledger": file.hashes[0], "length": len(file), "head": file.head}
+                return file.position
         return self.position
 
     @property
@@ -468,6 +468,17 @@ def check_ledger_path(ledger: str | os.PathLike[str] | None) -> None:
         )
 
 
+def ledger_path(store: str | os.PathLike[str], ledger: str | os.PathLike[str] | None) -> Path:
+    """Return the file of the ledger of a store's users.
+
+    Args:
+        store: The folder of the store.
+        ledger: The file that the run file names, or the folder that holds it; None for the store's own ledger.
+    """
+    path = Path(ledger) if ledger is not None else Path(store) / FILE
+    return path / FILE if path.is_dir() else path
+
+
 def open_population_ledger(
     store: str | os.PathLike[str],
     corpus: str,
@@ -497,9 +508,7 @@ def open_population_ledger(
             f"{store} is a part of a store, and the ledger of its users belongs to the whole one. Name it: [privacy] ledger = "
             "the whole store's ledger.jsonl; or give the whole store as corpus.path, and the parts as engine.corpus_part."
         )
-    path = Path(ledger) if ledger is not None else Path(store) / FILE
-    if path.is_dir():
-        path = path / FILE
+    path = ledger_path(store, ledger)
     if ledger is not None and not must_exist:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,13 +27,13 @@ from unheard.errors import CheckpointCorrupt, LedgerError
 from unheard.privacy.events import Event, Selection
 from unheard.privacy.ledger import Entry, Ledger, corpus_name, run_id
 from unheard.privacy.population_ledger import (
-    FILE,
     PopulationLedger,
     known_position,
+    ledger_path,
     read_corpus_record,
     read_population_ledger,
 )
-from unheard.run_folder import RunFolder, configuration_hash, not_written_by_unheard, read_facts
+from unheard.run_folder import RunFolder, checkpoint_files, configuration_hash, not_written_by_unheard, read_facts
 
 REPEATED_FACTS = ("population", "delta", "randomness", "drop_duplicates", "declared")
 """The public facts of a run that are copied to the population's ledger."""
@@ -220,7 +220,7 @@ def saved_positions(folder: RunFolder) -> list[SavedPosition]:
         CheckpointCorrupt: One of the files cannot be read.
     """
     for _ in range(5):  # training may delete its oldest checkpoint between the listing and the reading
-        paths = sorted(folder.checkpoints.glob("round-*.safetensors"))
+        paths = checkpoint_files(folder)
         paths += [folder.model] if os.path.lexists(folder.model) else []
         try:
             return [_saved_position(path) for path in paths]
@@ -388,8 +388,7 @@ def _store_and_ledger(folder: RunFolder) -> tuple[Path, Path]:
     try:
         tables = _tables(folder)
         store = Path(tables["corpus"]["path"])
-        path = Path(tables.get("privacy", {}).get("ledger") or store / FILE)
-        return store, path / FILE if path.is_dir() else path
+        return store, ledger_path(store, tables.get("privacy", {}).get("ledger") or None)
     except (KeyError, TypeError, AttributeError):
         raise _no_run_file(folder) from None
 

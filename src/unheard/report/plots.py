@@ -38,6 +38,7 @@ from unheard.report.style import (
     series_styles,
     specification,
 )
+from unheard.report.tables import PERCENTILES
 from unheard.run_folder import replace_file
 
 
@@ -80,7 +81,6 @@ BIGRAM = "bigram with back-off"
 """The name in `measures.json` of the baseline that `accuracy_by_band` shows."""
 OUTSIDE = "not in the dictionary"
 """The band of words outside the dictionary. It is not drawn: such a word always counts as wrong."""
-PERCENTILES = {"p5": "5th percentile", "p25": "25th", "p50": "median", "p75": "75th", "p95": "95th", "mean": "mean"}
 
 
 def plots(compared: Comparison) -> list[Plot]:
@@ -327,12 +327,12 @@ def accuracy_by_user(compared: Comparison) -> Plot:
     rows = [{"run": name, **m["users"]["accuracy_top1"]} for name, m in compared.measured.items()]
     legend = _measured_looks(compared)
     x: dict[str, Any] = {"type": "quantitative", "scale": share_scale([row[p] for row in rows for p in ("p5", "p95")])}
-    axis = _share_axis("AccuracyTop1 of one user")
+    axis, titles = _share_axis("AccuracyTop1 of one user"), {**PERCENTILES, "mean": "mean"}
     shared = {
         "y": {"field": "run", "type": "nominal", "sort": [row["run"] for row in rows], "axis": None},
         "color": colour_encoding(legend),
         "tooltip": [{"field": "run"}]
-        + [{"field": f, "type": "quantitative", "format": ".1%", "title": title} for f, title in PERCENTILES.items()],
+        + [{"field": f, "type": "quantitative", "format": ".1%", "title": title} for f, title in titles.items()],
     }
     layers = [
         {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": {"x": {**x, "field": "p5", "axis": axis}, "x2": {"field": "p95"}}},

@@ -27,7 +27,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unheard.config import parse_toml
 from unheard.errors import InvalidValue, LedgerError, RunFolderError
 from unheard.formatting import smoothed
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
@@ -81,11 +80,7 @@ class RunRecord:
             LedgerError: The ledger is damaged, was edited, shortened or rolled back, or belongs to another run.
         """
         folder = RunFolder.open(path)
-        try:
-            tables = parse_toml(folder.run_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunFolderError(f"{folder.run_file} cannot be read as a run file: {error}.") from None
-        ledger = read_run_ledger(folder)
+        tables, ledger = folder.read_tables(), read_run_ledger(folder)
         _check(folder, tables, ledger.facts)
         return cls(
             name=name or Path(path).resolve().name,
@@ -211,51 +206,38 @@ def latest(record: RunRecord, measure: str) -> float | None:
     return record.metrics[-1].get(measure) if record.metrics else None
 
 
-def accuracy_points(record: RunRecord, measure: str = "accuracy_top1") -> list[dict[str, Any]]:
-    """Return one figure of every evaluation, as data for a plot.
-
-    Args:
-        record: The run.
-        measure: The key of a figure in metrics.jsonl, such as `accuracy_top3`.
+def accuracy_points(record: RunRecord) -> list[dict[str, Any]]:
+    """Return the AccuracyTop1 of every evaluation, as data for a plot.
 
     Returns:
         For each evaluation a dictionary with `run`, `round`, `value`, and `smoothed`: the mean over this evaluation and
         up to four before it, as in the paper.
     """
-    rows = [row for row in record.metrics if isinstance(row.get(measure), int | float)]
-    means = smoothed([row[measure] for row in rows])
+    rows = [row for row in record.metrics if isinstance(row.get("accuracy_top1"), int | float)]
+    means = smoothed([row["accuracy_top1"] for row in rows])
     return [
-        {"run": record.name, "round": row["round"], "value": row[measure], "smoothed": mean}
+        {"run": record.name, "round": row["round"], "value": row["accuracy_top1"], "smoothed": mean}
         for row, mean in zip(rows, means, strict=True)
     ]
 
 
-def final_accuracy(record: RunRecord, measure: str = "accuracy_top1") -> float | None:
-    """Return the mean of one figure over the last five evaluations; None before the first evaluation.
-
-    Args:
-        record: The run.
-        measure: The key of a figure in metrics.jsonl.
-    """
-    points = accuracy_points(record, measure)
+def final_accuracy(record: RunRecord) -> float | None:
+    """Return the mean AccuracyTop1 of the last five evaluations; None before the first evaluation."""
+    points = accuracy_points(record)
     return points[-1]["smoothed"] if points else None
 
 
-def epsilon_points(record: RunRecord, accountant: str = RUNNING_ACCOUNTANT) -> list[dict[str, Any]]:
+def epsilon_points(record: RunRecord) -> list[dict[str, Any]]:
     """Return epsilon by round, as data for a plot.
 
     The epsilon at a round includes all rounds charged until then. A round that was repeated after a crash was charged
     twice and counts twice.
 
-    Args:
-        record: The run.
-        accountant: An accountant that can add one round at a time (`privacy.budget.RunningEpsilon`).
-
     Returns:
         Dictionaries with `run`, `round` and `epsilon`, in order of rounds, at most `MAX_POINTS` + 1. Empty if epsilon
         is infinite.
     """
-    running, points = RunningEpsilon(record.facts["delta"], accountant), {}
+    running, points = RunningEpsilon(record.facts["delta"]), {}
     every = max(1, -(-len(record.entries) // MAX_POINTS))
     for i, entry in enumerate(record.entries, start=1):
         running.charge(entry.event)

@@ -38,6 +38,8 @@ from unheard.run_folder import LOCAL_KEYS
 
 Measures = Mapping[str, Mapping[str, Any]]
 """The content of `measures.json` by run name."""
+PERCENTILES = {"p5": "5th percentile", "p25": "25th", "p50": "median", "p75": "75th", "p95": "95th"}
+"""The keys of the percentiles over users in `measures.json`, with their names in tables and plots."""
 ROWS_BY_ROUND = 40
 """From twice this number of rounds on, a table by round shows only every n-th round. It has at least this many rows
 then, and always fewer than twice as many."""
@@ -109,14 +111,7 @@ def accuracies(measured: Measures) -> Table:
 
 def users(measured: Measures) -> Table:
     """Return the mean and percentiles of AccuracyTop1 over held-out users, one row per run."""
-    columns = {
-        "mean": "mean",
-        "p5": "5th percentile",
-        "p25": "25th",
-        "p50": "median",
-        "p75": "75th",
-        "p95": "95th",
-    }
+    columns = {"mean": "mean", **PERCENTILES}
     rows = [[name, *(percent(m["users"]["accuracy_top1"][key], 1) for key in columns)] for name, m in measured.items()]
     return Table(
         title="AccuracyTop1 by user",

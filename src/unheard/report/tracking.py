@@ -282,8 +282,7 @@ def _to_mlflow(folder: RunFolder, *, at_end: bool) -> None:
         client.log_batch(record["run_id"], metrics=metrics)
     _save(folder, "mlflow", {**record, "copied": rows})
     if at_end:
-        if folder.statement.exists():
-            claim = json.loads(folder.statement.read_text(encoding="utf-8"))["claim"]
+        if claim := folder.claim():
             client.set_tag(record["run_id"], "unheard.claim", claim)
         last = int(rows[-1]["round"]) if rows else 0
         client.set_terminated(record["run_id"], end_time=record["start"] + last)
@@ -314,7 +313,7 @@ def _to_wandb(folder: RunFolder) -> None:
     rows = folder.read_metrics()
     for row in _not_copied(rows, record.get("copied", [])):
         run.log(_figures(row), step=int(row["round"]))
-    if folder.statement.exists():
-        run.summary["claim"] = json.loads(folder.statement.read_text(encoding="utf-8"))["claim"]
+    if claim := folder.claim():
+        run.summary["claim"] = claim
     run.finish()
     _save(folder, "wandb", {**record, "copied": rows})

@@ -26,7 +26,7 @@ from unheard.models.model import LanguageModel
 from unheard.parameters import Layout
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.run_ledger import JointLedger
-from unheard.run_folder import RunFolder, replace_file
+from unheard.run_folder import RunFolder, checkpoint_files, replace_file
 from unheard.training.round import State
 
 
@@ -114,11 +114,6 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint:
             f"{folder.checkpoints} holds no checkpoint to resume from. Put one back, or begin a new run."
         )
     return read_checkpoint(paths[-1])
-
-
-def checkpoint_files(folder: RunFolder) -> list[Path]:
-    """Return the paths of all checkpoints, oldest first."""
-    return sorted(folder.checkpoints.glob("round-*.safetensors"))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -103,21 +103,15 @@ class NoiseState:
         self._records: list[KeyRecord] = []
         self._saved_index = history.index
         self._size: int | None = None  # bytes of keys.jsonl; None before the first key is written
-        self._may_charge_again = False
+        self.may_charge_again = False
+        """Whether the population's ledger already holds the next attempt's charge, because the process was killed. The
+        attempt may then be charged to the population a second time."""
 
     @property
     def index(self) -> int:
         """The index of the next attempt: the number of attempts of this mechanism that were charged."""
         # DP: counted from the ledger, which only grows: no index is ever used twice.
         return len(self._ledger) - self._first
-
-    @property
-    def may_charge_again(self) -> bool:
-        """Whether the population's ledger already holds the next attempt's charge, because the process was killed.
-
-        The attempt may then be charged to the population a second time.
-        """
-        return self._may_charge_again
 
     def begin_attempt(self) -> Turn:
         """Draw the key of the next attempt and write it to disk. Call this before the attempt is charged.
@@ -163,7 +157,7 @@ class NoiseState:
         Raises:
             LedgerError: The attempt is not charged yet, or its noise was requested before.
         """
-        self._may_charge_again = False
+        self.may_charge_again = False
         record = self._records[-1]
         # DP: the key of this very attempt, and a history that ends just before it.
         if record.index != self.index - 1 or self._history.index != record.index:
@@ -248,7 +242,7 @@ class NoiseState:
                 "folder was trained further. Two copies must not share one history of noise. Continue with the other "
                 "copy, or resume this one with --new-noise: a new mechanism begins and is charged from its first round."
             )
-        self._may_charge_again = True
+        self.may_charge_again = True
 
     @property
     def _keys(self) -> Path:
