@@ -59,7 +59,7 @@ https://arxiv.org/abs/2410.22235. Andrew et al., "One-shot Empirical Privacy Est
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -338,16 +338,12 @@ def _outcomes(score_M: np.ndarray, included_M: np.ndarray) -> list[tuple[int, in
     """Return the number of guesses and the number of correct guesses of each guessing rule."""
     total, order_M = len(score_M), np.argsort(score_M, kind="stable")
     outcomes = [(total, int(((score_M > 0) == included_M).sum()))]
-    for num_in, num_out in _rules(total):
+    sizes = sorted({max(int(total * fraction), 1) for fraction in FRACTIONS})
+    rules = [(size, 0) for size in sizes] + [(size, size) for size in sizes if 2 * size <= total]
+    for num_in, num_out in rules:  # how many canaries are guessed to be included, and how many excluded
         correct = int(included_M[order_M[total - num_in :]].sum() + (~included_M[order_M[:num_out]]).sum())
         outcomes.append((num_in + num_out, correct))
     return outcomes
-
-
-def _rules(canaries: int) -> Sequence[tuple[int, int]]:
-    """Return for each rule of `FRACTIONS` how many canaries it guesses to be included, and how many excluded."""
-    sizes = sorted({max(int(canaries * fraction), 1) for fraction in FRACTIONS})
-    return [(size, 0) for size in sizes] + [(size, size) for size in sizes if 2 * size <= canaries]
 
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(120)

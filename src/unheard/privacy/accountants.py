@@ -743,6 +743,13 @@ def best_epsilon(events: Events, delta: float, claimed: Sequence[str] = CLAIMED)
     return _smallest(lambda accountant: _epsilon(counts, failure, delta, accountant), claimed)
 
 
+def bound_by(events: Events, delta: float, accountant: str) -> Bound:
+    """Compute the bound of one accountant, or with "best" the bound that a run claims (`best_epsilon`)."""
+    if accountant == "best":
+        return best_epsilon(events, delta)
+    return Bound(epsilon=epsilon(events, delta, accountant), accountant=accountant)
+
+
 def replace_one_epsilon(events: Events, delta: float, claimed: Sequence[str] = CLAIMED) -> Bound:
     """Compute epsilon for the case that the data of one user is replaced by that of another, not added or removed.
 

@@ -27,7 +27,7 @@ from scipy.optimize import brentq
 
 from unheard.config import require
 from unheard.errors import AccountingError
-from unheard.privacy.accountants import CLAIMED, RUNNING_ACCOUNTANT, Bound, best_epsilon, epsilon, rough_epsilon
+from unheard.privacy.accountants import CLAIMED, RUNNING_ACCOUNTANT, Bound, bound_by, rough_epsilon
 from unheard.privacy.events import Event, Gaussian, PoissonGaussian
 from unheard.privacy.matrix_factorization import Factorisation, independent_error, optimise
 from unheard.privacy.planner import LEAST_NOISE, MOST_NOISE, CostEstimate, Progress, default_delta
@@ -173,7 +173,7 @@ def compare_noise(
     progress("independent noise")
     options = [solved("poisson", None, sampled(1), rounds)]
     near = _best_bands(rough_error, _numbers_of_bands(1 / q, rounds, most_bands))
-    options.append(min((cyclic(b) for b in near), key=_error))
+    options.append(min((cyclic(b) for b in near), key=lambda option: option.rms_error))
     separation = min(int(1 / q + 1e-9), rounds)
     if separation >= 2:
         progress(f"rounds of one user {separation} apart")
@@ -189,10 +189,6 @@ def best(options: Sequence[NoiseOption]) -> NoiseOption:
     """Return the best option: of those with an error within one percent of the smallest, the one with least memory."""
     smallest = min(option.rms_error for option in options)
     return min((option for option in options if option.rms_error <= 1.01 * smallest), key=lambda option: option.vectors)
-
-
-def _error(option: NoiseOption) -> float:
-    return option.rms_error
 
 
 def _best_bands(rough_error: Callable[[int], float], numbers: Sequence[int]) -> list[int]:
@@ -258,8 +254,7 @@ def _least_multiplier(
 
     def bound_of(z: float, by: str = accountant) -> Bound:
         """Return the epsilon of all events with noise multiplier z, by one accountant or by "best"."""
-        events = [(event(z), times)]
-        return best_epsilon(events, delta) if by == "best" else Bound(epsilon=epsilon(events, delta, by), accountant=by)
+        return bound_by([(event(z), times)], delta, by)
 
     def excess(z: float, by: str) -> float:
         """Return log(epsilon / target) by one accountant; at most 0 if the target is met."""

@@ -29,7 +29,7 @@ from unheard.privacy.accountants import (
     CLAIMED,
     RUNNING_ACCOUNTANT,
     Bound,
-    best_epsilon,
+    bound_by,
     epsilons,
     versions,
 )
@@ -113,10 +113,7 @@ class CostEstimate:
 
     def bound(self, accountant: str = "best") -> Bound:
         """Compute the hypothetical epsilon by one accountant; "best" is the smaller of pld and rdp."""
-        events = [(self.event, self.rounds)]
-        if accountant == "best":
-            return best_epsilon(events, self.delta)
-        return Bound(epsilon=epsilon_of_events(events, self.delta, accountant), accountant=accountant)
+        return bound_by([(self.event, self.rounds)], self.delta, accountant)
 
     def meets(self, target: float, accountant: str = "best") -> bool:
         """Whether epsilon is at most the target. With "best", the fast accountants are tried first."""
