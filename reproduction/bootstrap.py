@@ -73,14 +73,9 @@ def interval(values_R: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def accuracy_interval(folders: Sequence[Path], file_name: str = USERS) -> tuple[float, float]:
-    """Return the 95 % interval of the mean accuracy of some runs.
-
-    Args:
-        folders: The results of some runs.
-        file_name: `USERS` or `POSTS`.
-    """
-    return interval(resampled_accuracy([load(folder, file_name) for folder in folders]))
+def accuracy_interval(folders: Sequence[Path]) -> tuple[float, float]:
+    """Return the 95 % interval over users of the mean accuracy of some runs, given the folders of their results."""
+    return interval(resampled_accuracy([load(folder) for folder in folders]))
 
 
 def difference_interval(

@@ -72,15 +72,14 @@ Z1 = {1667: 10, 1250: 15}
 # ------------------------------------------------------------------------------------------------------------------- stores
 
 
-def segments(source: Path, target: Path, words: int = WORDS) -> int:
-    """Cut the text of each user into consecutive segments of `words` words, each of which becomes a user.
+def segments(source: Path, target: Path) -> int:
+    """Cut the text of each user into consecutive segments of `WORDS` words, each of which becomes a user.
 
     The rest of a user's text that does not fill a segment is left out.
 
     Args:
         source: File of JSON lines with `user`, `time` and `text`.
         target: File of JSON lines to write.
-        words: Number of words in a segment.
 
     Returns:
         The number of segments.
@@ -96,10 +95,10 @@ def segments(source: Path, target: Path, words: int = WORDS) -> int:
             if name != user:
                 user, left, number = name, [], 0
             left += text.split()
-            while len(left) >= words:
-                row = {"user": f"{user}-{number}", "time": number, "text": " ".join(left[:words])}
+            while len(left) >= WORDS:
+                row = {"user": f"{user}-{number}", "time": number, "text": " ".join(left[:WORDS])}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                left, number, count = left[words:], number + 1, count + 1
+                left, number, count = left[WORDS:], number + 1, count + 1
     return count
 
 

@@ -397,9 +397,9 @@ def share(counts: dict[str, np.ndarray], kind: tuple[str, str] = ("targets", "hi
     return f"{100 * counts[kind[1]].sum() / counts[kind[0]].sum():.2f} %"
 
 
-def rounds_of_private(root: Path = REVIEWS) -> Table:
+def rounds_of_private() -> Table:
     """Return a table of the accuracy and epsilon of the private run by round."""
-    evaluations = private_run.read_metrics(root / "private")
+    evaluations = private_run.read_metrics(REVIEWS / "private")
     curve = private_run.smoothed(evaluations)
     rows = [
         (f"{at:,}", f"{100 * row['accuracy_top1']:.2f}", f"{100 * curve[at]:.2f}", f"{row['epsilon']:.2f}")

@@ -9,18 +9,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from unheard.formatting import text_templates
 
 HERE = Path(__file__).parent
 SOURCE, TARGET = HERE / "rules.toml", HERE / "rules.md"
-TEMPLATES = Environment(
-    loader=FileSystemLoader(HERE / "templates"),
-    autoescape=False,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
+TEMPLATES = text_templates("reproduction")
 """Environment for templates of Markdown and JSON files. `unheard.report.page` renders HTML templates, with escaping."""
 
 

@@ -348,15 +348,14 @@ def _unknown_and_ends(ids: np.ndarray) -> np.ndarray:
     return np.array([np.count_nonzero(ids == UNK), np.count_nonzero(ids == EOS)], dtype=np.int64)
 
 
-def unknown_rate(counts: Mapping[str, int], split: str = "train") -> float:
-    """Return the fraction of the words of a split that are UNK; 0 for a split without words.
+def unknown_rate(counts: Mapping[str, int]) -> float:
+    """Return the fraction of the training users' words that are UNK; 0 if they have no words.
 
     Args:
         counts: The counts that `EncodeShard` returns, summed over the shards (`users` in counts.json).
-        split: The name of the split.
     """
-    words = counts.get(f"{split}_tokens", 0) - counts.get(f"{split}_ends", 0)
-    return counts.get(f"{split}_unknown", 0) / words if words else 0.0
+    words = counts.get("train_tokens", 0) - counts.get("train_ends", 0)
+    return counts.get("train_unknown", 0) / words if words else 0.0
 
 
 class Encoder:

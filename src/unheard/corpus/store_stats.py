@@ -15,6 +15,10 @@ from unheard.corpus.vocabulary import BOS, EOS, UNK
 
 PERCENTILES = (0, 1, 10, 25, 50, 75, 90, 99, 100)
 """The percentiles of the users' lengths that `SplitStatistics` contains, in percent."""
+MOST_BINS = 12
+"""The largest number of bins of the histogram."""
+USERS_AT_ONCE = 4096
+"""The number of users that are read at a time, which bounds the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +44,8 @@ class SplitStatistics:
     largest_user_share: float
 
 
-def split_statistics(users: UserTokens, bins: int = 12) -> SplitStatistics:
-    """Compute the statistics of a split. Reads all ids twice.
-
-    Args:
-        users: The users of the split.
-        bins: The largest number of bins of the histogram.
-    """
+def split_statistics(users: UserTokens) -> SplitStatistics:
+    """Compute the statistics of a split. Reads all ids twice."""
     counts = np.zeros(3, dtype=np.int64)
     for block in users.blocks():
         counts += [np.count_nonzero(block == special) for special in (BOS, EOS, UNK)]
@@ -61,21 +60,16 @@ def split_statistics(users: UserTokens, bins: int = 12) -> SplitStatistics:
         percentiles=tuple(int(p) for p in np.percentile(lengths, PERCENTILES))
         if len(lengths)
         else (0,) * len(PERCENTILES),
-        histogram=histogram(lengths, bins),
+        histogram=histogram(lengths, MOST_BINS),
         largest_user_share=float(lengths.max() / tokens) if tokens else 0.0,
     )
 
 
-def predicted_lengths(users: UserTokens, users_at_once: int = 4096) -> np.ndarray:
-    """Return the number of predicted tokens (ids except BOS) of each user.
-
-    Args:
-        users: The users of a split.
-        users_at_once: The number of users that are read at a time, which bounds the memory.
-    """
+def predicted_lengths(users: UserTokens) -> np.ndarray:
+    """Return the number of predicted tokens (ids except BOS) of each user."""
     lengths = np.empty(users.num_users, dtype=np.int64)
-    for begin in range(0, users.num_users, users_at_once):
-        some = users.users(np.arange(begin, min(begin + users_at_once, users.num_users)))
+    for begin in range(0, users.num_users, USERS_AT_ONCE):
+        some = users.users(np.arange(begin, min(begin + USERS_AT_ONCE, users.num_users)))
         lengths[begin : begin + len(some)] = [np.count_nonzero(tokens != BOS) for tokens in some]
     return lengths
 

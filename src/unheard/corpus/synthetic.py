@@ -29,6 +29,7 @@ TOPICS = 16
 """The largest number of topics of a `WordModel`."""
 _FIT_TOKENS = 20_000_000  # `fit` counts pairs of words until it has read this many tokens.
 _FIT_USERS = 2_000  # `fit` clusters at most this many users into topics.
+_TOPIC_ITERATIONS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,7 @@ def _cumulative(row: np.ndarray, column: np.ndarray, count: np.ndarray) -> tuple
     return row + (running - before) / total[row], column.astype(np.int64)
 
 
-def _topics(store: TokenStore, size: int, seed: int, rounds: int = 5) -> tuple[np.ndarray, np.ndarray]:
+def _topics(store: TokenStore, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Cluster users into topics by hard EM for a mixture of unigram models.
 
     Each iteration counts the words of each topic, then assigns every user to the topic under which the user's words are
@@ -140,7 +141,6 @@ def _topics(store: TokenStore, size: int, seed: int, rounds: int = 5) -> tuple[n
         store: The store with the real users.
         size: The size of the vocabulary.
         seed: The seed of the choice of users and of their first topics.
-        rounds: The number of iterations.
 
     Returns:
         The word counts of each topic, shape [topics, size], and the fraction of users with each topic. Topics without
@@ -153,7 +153,7 @@ def _topics(store: TokenStore, size: int, seed: int, rounds: int = 5) -> tuple[n
     counts[:, [BOS, EOS]] = 0
     number = min(TOPICS, len(counts))
     member = generator.integers(number, size=len(counts))
-    for _ in range(rounds):
+    for _ in range(_TOPIC_ITERATIONS):
         sums = np.stack([counts[member == k].sum(0) for k in range(number)])
         shares = np.log(sums + 0.1) - np.log((sums + 0.1).sum(1, keepdims=True))
         member = np.argmax(counts @ shares.T, axis=1)

@@ -39,6 +39,8 @@ from unheard.updates.user_update import FedAvg, User
 
 LONG_TEXT, SHORT_TEXT = 1600, 80
 """Tokens per user: as in the paper, and as many as one local step takes."""
+SECONDS_OF_UPDATES = 3.0
+"""The updates alone are repeated until they have taken this long in total."""
 USERS_OF_RUNS = 100
 """Users per round when several runs are timed side by side."""
 EVALUATION = Evaluation()
@@ -188,17 +190,13 @@ def machine(device: torch.device) -> Machine:
     )
 
 
-def user_updates(
-    model: LanguageModel, choice: EngineChoice, num_users: int, *, tokens: int = 1600, seconds: float = 3.0
-) -> dict[str, Any]:
+def user_updates(model: LanguageModel, choice: EngineChoice, num_users: int) -> dict[str, Any]:
     """Time the paper's user update: batches of 8 windows, unroll 10, one epoch, a clip after every step.
 
     Args:
         model: The model to train.
         choice: The engine and the device.
         num_users: Users in the cohort.
-        tokens: Tokens of each user (1,600 in the paper).
-        seconds: Repeat the measurement until it has taken this long in total.
 
     Returns:
         `engine`, `precision` and `users` describe the measurement. `users_per_second` and `tokens_per_second` are
@@ -206,7 +204,7 @@ def user_updates(
         this measurement on a GPU; on a CPU it is the peak of the whole process so far.
     """
     engine, plan = choice.build(model), benchmark_plan(num_users).at(0, model.layout)
-    users = list(synthetic_users(model.vocabulary_size, num_users, tokens))
+    users = list(synthetic_users(model.vocabulary_size, num_users, LONG_TEXT))
     params_P = model.initial(0).to(engine.device)
     _forget_peak(engine.device)
 
@@ -215,13 +213,13 @@ def user_updates(
         engine.sum_updates(params_P, users, plan, reproducible_generator(0)).units_P.cpu()
 
     update()  # the first call compiles kernels and fills caches, so it is not timed
-    each = _seconds(update, engine.device, seconds)
+    each = _seconds(update, engine.device, SECONDS_OF_UPDATES)
     return {
         "engine": type(engine).__name__,
         "precision": choice.precision,
         "users": num_users,
         "users_per_second": num_users / each,
-        "tokens_per_second": num_users * tokens / each,
+        "tokens_per_second": num_users * LONG_TEXT / each,
         "bytes_per_number": 2 if _is_coarse(choice) else 4,
         "peak_memory_bytes": _peak(engine),
     }

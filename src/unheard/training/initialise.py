@@ -119,6 +119,11 @@ def pinned(run: Run) -> Run:
     return replace(run, model=run.model.pinned(words))
 
 
+def with_absolute_paths(run: Run) -> Run:
+    """Return the run with the absolute paths of its store and its ledger."""
+    return replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
+
+
 def build_engine(choice: EngineChoice, model: LanguageModel, ranks: ProcessGroup | None = None) -> Engine:
     """Build the engine for one model, on this process alone or on all ranks.
 
@@ -176,7 +181,7 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
             `RunFolder.begin`). No run folder was created.
     """
     store = TokenStore.open(run.corpus)
-    run = replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
+    run = with_absolute_paths(run)
     check_run(run, store, training_users(engine, store))
     check_engine(engine, store, run.plan)
     state = first_state(run)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from unheard import storage
-from unheard.corpus.store import TokenStore, UserTokens
+from unheard.corpus.store import UserTokens
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.engines.engine import Engine
@@ -352,7 +352,6 @@ class _ActiveRun:
 
     run: Run
     folder: RunFolder
-    store: TokenStore
     users: UserTokens
     engine: Engine
     ledger: JointLedger
@@ -496,7 +495,6 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
         active = _ActiveRun(
             run=run,
             folder=folder,
-            store=store,
             users=prepared.users,
             engine=engine,
             ledger=ledger,

@@ -49,6 +49,7 @@ from unheard.training.initialise import (
     parent_ledger,
     pinned,
     population_ledger_of,
+    with_absolute_paths,
 )
 from unheard.training.loop import train_together, write_statement
 from unheard.training.run import Run, run_toml
@@ -145,7 +146,7 @@ def select(
     """
     _check_candidates(candidates)
     _check_single_process()
-    candidates = [_resolved(run) for run in candidates]
+    candidates = [with_absolute_paths(pinned(run)) for run in candidates]
     event = count.event(candidates)
     first = candidates[0]
     store = TokenStore.open(first.corpus)
@@ -238,12 +239,6 @@ def _only_event(run: Run) -> PoissonGaussian:
             "Gaussian noise, and no schedule that changes z."
         )
     return event
-
-
-def _resolved(run: Run) -> Run:
-    """Return the run with a pinned model and absolute paths, so that it does not depend on the current folder."""
-    run = pinned(run)
-    return replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
 
 
 def _best(candidates: Sequence[Run], number: int, secret: Path, engine: EngineChoice) -> tuple[Run, RunFolder] | None:
