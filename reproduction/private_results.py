@@ -128,6 +128,17 @@ def accuracy(folders: Sequence[Path], at: int) -> list[float]:
     return [100 * curve[at] for curve in curves if at in curve]
 
 
+def mean_accuracy(name: str, at: int, root: Path) -> float:
+    """Return the mean accuracy in percent of the `complete` repetitions of a run at a round.
+
+    Args:
+        name: The name of a run in `rules.toml`.
+        at: The round.
+        root: The folder of the results of a corpus.
+    """
+    return float(np.mean(accuracy(complete(name, at, root), at)))
+
+
 def sittings(folder: Path) -> list[dict[str, Any]]:
     """Return the records of all sessions of a run, in order (`private_run.Sitting`)."""
     return [json.loads(line) for line in (folder / "sittings.jsonl").read_text().splitlines()]
@@ -406,7 +417,7 @@ def figure_8_early(root: Path) -> RuleVerdict:
     """Apply rule figure-8-early: S = 10 and S = 12.6 are nearly as good as the best S, and the worst S is worse."""
     rule, (at,) = "figure-8-early", RULES["figure-8-early"]["read_at"]
     names = {norm: f"trade-S{norm:g}-seed" for norm in TRADES}
-    means = {norm: float(np.mean(accuracy(complete(name, at, root), at))) for norm, name in names.items()}
+    means = {norm: mean_accuracy(name, at, root) for norm, name in names.items()}
     best, worst = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
     parts = []
     for norm in (10, 12.6):
@@ -448,7 +459,7 @@ CLIPPED = tuple(f"{kind}-S{norm}-seed" for kind in ("flat", "per-layer") for nor
 
 def _has_learned(name: str, at: int, root: Path) -> Part:
     """Return the common case "cannot tell": the run that others are compared with has less than 5 % accuracy."""
-    mean = float(np.mean(accuracy(complete(name, at, root), at)))
+    mean = mean_accuracy(name, at, root)
     return (True if mean >= LEARNED else None), f"{name.removesuffix('-seed')} has {mean:.2f} % at round {at:,}"
 
 
@@ -479,7 +490,7 @@ def figure_3_destroyed(root: Path) -> RuleVerdict:
     rule, noised = "figure-3-destroyed", "flat-S20-sigma0.2-seed"
     (at,), share = RULES[rule]["read_at"], RULES[rule]["threshold"]
     beyond = combined(rule, {noised: 1, FREE_OF_NOISE: -share}, at, root)
-    left, free = (float(np.mean(accuracy(complete(name, at, root), at))) for name in (noised, FREE_OF_NOISE))
+    left, free = (mean_accuracy(name, at, root) for name in (noised, FREE_OF_NOISE))
     words = f"sigma = 0.2 has {left:.2f} %, {left / free:.3f} of {free:.2f} %"
     return joined(
         _has_learned(FREE_OF_NOISE, at, root),
@@ -491,7 +502,7 @@ def figure_5(root: Path) -> RuleVerdict:
     """Apply rule figure-5: at rounds 500 and 3,000 the highest and the lowest of the four runs are close."""
     rule, parts = RULES["figure-5"], []
     for at in rule["read_at"]:
-        means = {name: float(np.mean(accuracy(complete(name, at, root), at))) for name in ESTIMATORS}
+        means = {name: mean_accuracy(name, at, root) for name in ESTIMATORS}
         high, low = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
         words = f"round {at:,}, {high.removesuffix('-seed')} against {low.removesuffix('-seed')}: "
         parts.append(_has_learned(low, at, root))
@@ -505,7 +516,7 @@ def figure_2(root: Path) -> RuleVerdict:
     learned = [_has_learned(free, at, root) for at in rule["read_at"]]
     losses = []
     for at in rule["read_at"]:
-        means = {name: float(np.mean(accuracy(complete(name, at, root), at))) for name in CLIPPED}
+        means = {name: mean_accuracy(name, at, root) for name in CLIPPED}
         worst = min(means, key=means.__getitem__)
         words = f"round {at:,}, the worst, {worst.removesuffix('-seed')}, against no clip: "
         losses.append(compare("figure-2", worst, free, root, at=[at], least=-rule["threshold"], words=words))
@@ -555,7 +566,7 @@ def mean_head_words(name: str, root: Path) -> float:
 def table_3_quality(root: Path) -> RuleVerdict:
     """Apply rule table-3-quality: over the seven models (means over seeds), better ones predict fewer head words."""
     (at,), limit = RULES["table-3-quality"]["read_at"], RULES["table-3-quality"]["threshold"]
-    accuracies = [float(np.mean(accuracy(complete(name, at, root), at))) for name in HEADS.values()]
+    accuracies = [mean_accuracy(name, at, root) for name in HEADS.values()]
     heads = [mean_head_words(name, root) for name in HEADS.values()]
     correlation = float(np.corrcoef(rankdata(accuracies), rankdata(heads))[0, 1])  # of Spearman
     span = max(accuracies) - min(accuracies)

@@ -169,7 +169,7 @@ def trade_offs_tables(root: Path = REVIEWS) -> list[Table]:
     first = {f"S = {norm:g}, σ = {round(0.0006 * norm, 6):g}": f"trade-S{norm:g}-seed" for norm in TRADES}
     then = {f"S = {norm:g}, flat": f"then-S{norm:g}-seed" for norm in TRADES}
     then |= {f"S = {norm:g}, per layer": f"then-S{norm:g}-per-layer-seed" for norm in TRADES_PER_LAYER}
-    on, q = _on(root), 100 / private_run.POPULATIONS.get(root.name, POPULATION)
+    on, q = _on(root), _q(root)
     note = f"100 users per round: q = {q:.2g}. ± is the standard deviation over seeds."
     figure_8 = f"Figure 8: noise against clipping at z = 0.06, from the start{on}"
     figure_4 = f"Figure 4: noise and clip changed after 4,885 rounds with S = 20{on}"
@@ -178,8 +178,7 @@ def trade_offs_tables(root: Path = REVIEWS) -> list[Table]:
         (figure_8, "round {:,}", first, early),
         (figure_4, "{:,} rounds later", then, later),
     ):
-        named = {label: folders for label, name in labels.items() if (folders := folders_of(name, root))}
-        rows = [(label, *(_mean_cell(folders, at) for at in marks)) for label, folders in named.items()]
+        rows = _rows(labels, marks, root)
         visits = q * (marks[-1] + (4885 if labels is then else 0))
         columns = ("", *(column.format(at) for at in marks))
         tables += [Table(title=title, columns=columns, rows=rows, note=f"{note} {visits:.2g} visits per user.")]
@@ -217,10 +216,9 @@ def sweep_tables(root: Path) -> list[Table]:
     Args:
         root: Folder of the results, which has the name of the corpus.
     """
-    marks, q, tables = (100, 500, 1000, 3000), 100 / private_run.POPULATIONS.get(root.name, POPULATION), []
+    marks, q, tables = (100, 500, 1000, 3000), _q(root), []
     for title, labels in SWEEPS.items():
-        named = {label: folders for label, name in labels.items() if (folders := folders_of(name, root))}
-        rows = [(label, *(_mean_cell(folders, at) for at in marks)) for label, folders in named.items()]
+        rows = _rows(labels, marks, root)
         columns = ("", *(f"round {at:,}" for at in marks))
         note = (
             f"100 users per round: q = {q:.2g}, {q * 3000:.2g} visits per user. ± is the standard deviation over seeds."
@@ -237,7 +235,7 @@ def figure_6_table(root: Path) -> list[Table]:
     """
     marks, rows = (500, 1000, 2000, 3000), []
     for users in (10, 30, 100, 300, 1000):
-        name, q = ("" if users == 100 else f"-C{users}"), users / private_run.POPULATIONS.get(root.name, POPULATION)
+        name, q = ("" if users == 100 else f"-C{users}"), _q(root, users)
         if folders := folders_of(f"baseline{name}-seed", root):
             cells = (_mean_cell(folders, at) for at in marks)
             rows.append((f"{users:,} users per round", *cells, f"{q:.2g}, {q * 3000:.2g}"))
@@ -278,7 +276,7 @@ def table_2(root: Path = REVIEWS) -> Table:
     """
     printed = {row.noise_std: row.accuracy for row in TABLE_2}
     sigmas = dict(zip(SEEDED.values(), printed, strict=False))  # both in the order of Table 2
-    q, rows = 100 / private_run.POPULATIONS.get(root.name, POPULATION), []
+    q, rows = _q(root), []
     for label, name in SEEDED.items():
         if name == "estimate-seed" and root == LONG:
             continue
@@ -304,6 +302,23 @@ def _on(root: Path) -> str:
     return f" on {root.name}" if root == LONG else ""
 
 
+def _q(root: Path, users: int = 100) -> float:
+    """Return the probability that a user takes part in a round, for a number of users per round."""
+    return users / private_run.POPULATIONS.get(root.name, POPULATION)
+
+
+def _rows(labels: dict[str, str], marks: Sequence[int], root: Path) -> list[tuple[str, ...]]:
+    """Return a row for each run that has results: its label and its mean accuracy at some rounds.
+
+    Args:
+        labels: The prefix of the folders of each run by label.
+        marks: The rounds.
+        root: Folder of the results of a corpus.
+    """
+    named = {label: folders for label, name in labels.items() if (folders := folders_of(name, root))}
+    return [(label, *(_mean_cell(folders, at) for at in marks)) for label, folders in named.items()]
+
+
 def figure_7_table(root: Path = REVIEWS) -> Table:
     """Return a table of Figure 7: accuracy by round with 100 and 1,250 users per round and the same noise.
 
@@ -312,7 +327,7 @@ def figure_7_table(root: Path = REVIEWS) -> Table:
     """
     rows, marks = [], (500, 1000, 2000, 3000)
     for (label, name), users in zip(FIGURE_7.items(), (100, 1250), strict=True):
-        q, folders = users / private_run.POPULATIONS.get(root.name, POPULATION), folders_of(name, root)
+        q, folders = _q(root, users), folders_of(name, root)
         rows.append((label, *(_mean_cell(folders, mark) for mark in marks), f"{q:.2g}, {q * 3000:.2g}"))
     columns = ("", *(f"round {mark:,}" for mark in marks), "q, visits per user")
     return Table(title=f"Figure 7: S = 15, σ = 0.012{_on(root)}", columns=columns, rows=rows)
