@@ -693,6 +693,13 @@ def epsilon(events: Events, delta: float, accountant: str) -> float:
     return _epsilon(*collapse(events), delta, find_accountant(accountant))
 
 
+def bound_by(events: Events, delta: float, accountant: str) -> Bound:
+    """Compute the bound of one accountant, or with "best" the bound that a run claims (`best_epsilon`)."""
+    if accountant == "best":
+        return best_epsilon(events, delta)
+    return Bound(epsilon=epsilon(events, delta, accountant), accountant=accountant)
+
+
 def delta_at(events: Events, epsilon: float, accountant: str) -> float:
     """Compute the delta that holds at epsilon, by one accountant.
 
@@ -741,13 +748,6 @@ def best_epsilon(events: Events, delta: float, claimed: Sequence[str] = CLAIMED)
     _check_delta(delta)
     counts, failure = collapse(events)
     return _smallest(lambda accountant: _epsilon(counts, failure, delta, accountant), claimed)
-
-
-def bound_by(events: Events, delta: float, accountant: str) -> Bound:
-    """Compute the bound of one accountant, or with "best" the bound that a run claims (`best_epsilon`)."""
-    if accountant == "best":
-        return best_epsilon(events, delta)
-    return Bound(epsilon=epsilon(events, delta, accountant), accountant=accountant)
 
 
 def replace_one_epsilon(events: Events, delta: float, claimed: Sequence[str] = CLAIMED) -> Bound:
