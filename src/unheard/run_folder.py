@@ -146,7 +146,7 @@ class RunFolder:
             raise RunFolderError(
                 f"{str(path)!r} is not UTF-8, and the models of a run could not be read again from there. Name another folder."
             )
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not storage.is_missing_or_empty(target):
             raise RunFolderExists(
                 f"{path} exists and is not an empty folder. If it is a run, continue it with `unheard resume {path}`; else "
                 "name another folder."

@@ -220,6 +220,11 @@ def staged_folder(out: Path) -> Iterator[Path]:
         STAGED.discard(folder)
 
 
+def is_missing_or_empty(path: Path) -> bool:
+    """Whether there is nothing at `path`, or an empty folder: a place where a command may put a new folder."""
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+
 def new_folder_beside(out: Path) -> Path:
     """Create a folder with a unique name next to `out`, on the same filesystem, and return its path.
 

@@ -567,11 +567,10 @@ def _user_map_as_parquet(entries: list[dict[str, Any]], work: Path) -> bytes:
     """Return the entries as the bytes of a Parquet file with the columns split, number and user."""
     lines, table = work / "user_map.jsonl", work / "user_map.parquet"
     lines.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
-    database = open_database(1 << 28, 1, str(work / "temp"))
     columns = "{split: 'VARCHAR', number: 'BIGINT', user: 'VARCHAR'}"
     rows = f"SELECT * FROM read_json({quoted(str(lines))}, format = 'newline_delimited', columns = {columns})"
-    database.execute(f"COPY ({rows}) TO {quoted(str(table))} (FORMAT parquet)")
-    database.close()
+    with open_database(1 << 28, 1, str(work / "temp")) as database:
+        database.execute(f"COPY ({rows}) TO {quoted(str(table))} (FORMAT parquet)")
     return table.read_bytes()
 
 
@@ -591,11 +590,9 @@ def _check_has_spaces(grouping: Grouping) -> None:
 def _sampled_posts(grouping: Grouping) -> list[str]:
     """Return the first 2,000 characters of up to 1,000 posts, from the first shard that is not empty."""
     files = next((files for shard in range(grouping.shards) if (files := grouping.shard_files(shard))), [])
-    database = open_database(grouping.memory_bytes, 1, str(grouping.work / "temp"))
-    rows = database.execute(f"SELECT left(text, 2000) FROM read_parquet({sql_list(files)}) LIMIT {_SAMPLED_POSTS}")
-    posts = [row[0] for row in rows.fetchall()]
-    database.close()
-    return posts
+    with open_database(grouping.memory_bytes, 1, str(grouping.work / "temp")) as database:
+        rows = database.execute(f"SELECT left(text, 2000) FROM read_parquet({sql_list(files)}) LIMIT {_SAMPLED_POSTS}")
+        return [row[0] for row in rows.fetchall()]
 
 
 def _no_usable_row(rows: Counter[str], warnings: Sequence[str]) -> str:

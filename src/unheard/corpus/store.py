@@ -652,7 +652,7 @@ class StoreWriter:
     def check_path(path: str | os.PathLike[str]) -> Path:
         """Return `path`; raise `CorpusError` if it is a file or a folder that is not empty."""
         path = Path(path)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if not storage.is_missing_or_empty(path):
             raise CorpusError(f"{path} already exists: name another folder with --out, or remove this one first.")
         return path
 

@@ -166,22 +166,17 @@ class WordTokenizer:
     @cached_property
     def _rules(self):
         """The normaliser, and the pre-tokenizer that cuts text into words and, outside words, visible characters."""
-        from tokenizers import Regex, normalizers, pre_tokenizers
+        from tokenizers import Regex, pre_tokenizers
 
-        steps = [
-            normalizers.NFC(),
-            normalizers.Replace(Regex(_INVISIBLE), ""),
-            normalizers.Replace(Regex(r"\p{Cc}"), " "),  # NUL and other control characters separate words
-            normalizers.Replace(Regex(r"[’‘ʼ＇]"), "'"),
-            normalizers.Replace(Regex(r"[“”„«»]"), '"'),
-        ]
-        if self.lowercase:
-            # The result of lower-casing is not always in the form NFC.
-            steps += [normalizers.Lowercase(), normalizers.NFC()]
+        replaced = {
+            r"\p{Cc}": " ",  # NUL and other control characters separate words
+            r"[’‘ʼ＇]": "'",
+            r"[“”„«»]": '"',
+        }
         # \X matches one visible character, so an emoji of several code points, such as a flag, is one token. \s comes
         # first, since \X would join white space with a combining mark that follows it.
         cut = pre_tokenizers.Split(Regex(rf"{_WORD}|\s|\X"), behavior="isolated")
-        return normalizers.Sequence(steps), cut
+        return _normaliser(replaced, self.lowercase), cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,16 +207,27 @@ class CharacterTokenizer:
     @cached_property
     def _rules(self):
         """The normaliser, and the pre-tokenizer that cuts text into visible characters."""
-        from tokenizers import Regex, normalizers, pre_tokenizers
+        from tokenizers import Regex, pre_tokenizers
 
-        steps = [
-            normalizers.NFC(),
-            normalizers.Replace(Regex(_INVISIBLE), ""),
-            normalizers.Replace(Regex(r"\p{Cc}+"), " "),
-        ]
-        if self.lowercase:
-            steps += [normalizers.Lowercase(), normalizers.NFC()]
-        return normalizers.Sequence(steps), pre_tokenizers.Split(Regex(r"\X"), behavior="isolated")
+        cut = pre_tokenizers.Split(Regex(r"\X"), behavior="isolated")
+        return _normaliser({r"\p{Cc}+": " "}, self.lowercase), cut
+
+
+def _normaliser(replaced: dict[str, str], lowercase: bool):
+    """Return a normaliser to the form NFC that removes invisible characters.
+
+    Args:
+        replaced: Regular expressions, and the text that replaces each.
+        lowercase: Whether text is lower-cased.
+    """
+    from tokenizers import Regex, normalizers
+
+    patterns = {_INVISIBLE: "", **replaced}
+    steps = [normalizers.NFC(), *(normalizers.Replace(Regex(pattern), text) for pattern, text in patterns.items())]
+    if lowercase:
+        # The result of lower-casing is not always in the form NFC.
+        steps += [normalizers.Lowercase(), normalizers.NFC()]
+    return normalizers.Sequence(steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -379,9 +379,7 @@ def export(run: str | Path, out: str | Path, *, progress: Callable[[int, int], N
         LedgerError: The ledger does not contain all charges of the model.
     """
     _need_onnx()
-    target = Path(out).resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InvalidValue(f"{out} exists and is not an empty folder: choose another --out, or remove it first.")
+    target = free_target(out)
     exported = onnx_files(run, progress=progress)
     write_files(target, exported.files)
     logger.info("exported %s to %s", run, out)
@@ -442,6 +440,18 @@ def _record(arrays: StepArrays, files: dict[str, bytes], agreement: dict[str, Ag
         "files": {name: {"bytes": len(content), "sha256": digest(content)} for name, content in files.items()},
         "software": {"unheard": version("unheard"), "onnx": version("onnx"), "onnxruntime": version("onnxruntime")},
     }
+
+
+def free_target(out: str | Path) -> Path:
+    """Return the absolute path of the folder for an export.
+
+    Raises:
+        InvalidValue: `out` is a file, or a folder that is not empty.
+    """
+    target = Path(out).resolve()
+    if not storage.is_missing_or_empty(target):
+        raise InvalidValue(f"{out} exists and is not an empty folder: choose another --out, or remove it first.")
+    return target
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> None:

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from unheard.corpus.store import TokenStore
 from unheard.corpus.tokenizers import tokenizer_to_table
 from unheard.deployment.card import USE_AS_RUN, render_card
-from unheard.deployment.export import onnx_files, write_files
+from unheard.deployment.export import free_target, onnx_files, write_files
 from unheard.deployment.model import run_statement
 from unheard.errors import InvalidValue, ModelError
 from unheard.models.base import record_of
@@ -369,9 +369,7 @@ def write_hub_folder(
         LedgerError: The ledger does not contain all charges of the model.
         ModelError: The exported files do not predict what the model of the run predicts, or a package is missing.
     """
-    target = Path(out).resolve()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InvalidValue(f"{out} exists and is not an empty folder: choose another --out, or remove it first.")
+    target = free_target(out)
     folder = RunFolder.open(run)
     released, statement = Released.open(run), run_statement(folder)
     model = released.run.model

@@ -221,7 +221,7 @@ def check_output_folder(out: str | Path) -> Path:
                 f"--out {out} is inside {above}, a folder that may be shared, because it holds {shared}. A personal "
                 "model contains one person's words: write it to a folder that belongs to that person alone."
             )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not storage.is_missing_or_empty(folder):
         raise RunFolderExists(f"{out} exists and is not an empty folder: choose another --out, or remove it first.")
     return folder
 

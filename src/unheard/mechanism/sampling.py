@@ -88,13 +88,7 @@ class PoissonSampling:
         """Return q. It depends on declared numbers only."""
         if self.sampling_prob is not None:
             return self.sampling_prob
-        assert self.users_per_round is not None
-        if self.users_per_round > population:
-            raise InvalidValue(
-                f"users_per_round = {self.users_per_round:g} is more than the declared population of {population}. "
-                "Lower it, or declare the population that you really have."
-            )
-        return self.users_per_round / population
+        return _checked(self.users_per_round, population) / population
 
     def draw(self, num_users: int, population: int, rng: np.random.Generator) -> np.ndarray:
         """Draw a cohort, sorted.
@@ -109,6 +103,17 @@ class PoissonSampling:
     def event(self, population: int, noise_multiplier: float) -> Event:
         """Return the event of a subsampled Gaussian mechanism, with the same q as `draw`."""
         return PoissonGaussian(sampling_prob=self.probability(population), noise_multiplier=noise_multiplier)
+
+
+def _checked(users_per_round: float | None, population: int) -> float:
+    """Return `users_per_round`, which is not None here. Raise `InvalidValue` if the population has fewer users."""
+    assert users_per_round is not None
+    if users_per_round > population:
+        raise InvalidValue(
+            f"users_per_round = {users_per_round:g} is more than the declared population of {population}. "
+            "Lower it, or declare the population that you really have."
+        )
+    return users_per_round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,13 +360,7 @@ class MinSeparationSampling:
         """Return b. Two consecutive rounds of one user are exactly b attempts apart."""
         if self.separation is not None:
             return self.separation
-        assert self.users_per_round is not None
-        if self.users_per_round > population:
-            raise InvalidValue(
-                f"users_per_round = {self.users_per_round:g} is more than the declared population of {population}. "
-                "Lower it, or declare the population that you really have."
-            )
-        return max(1, int(population / self.users_per_round + 1e-9))
+        return max(1, int(population / _checked(self.users_per_round, population) + 1e-9))
 
     def draw(self, num_users: int, population: int, rng: np.random.Generator, turn: Turn | None = None) -> np.ndarray:
         """Return the cohort, sorted: all users whose turn it is."""

@@ -299,11 +299,10 @@ class ModuleModel(BaseModel):
         Other parameters keep the values that the class gives them.
         """
         fresh = copy.deepcopy(self._module)
-        if "_begins_as_it_is" in self.__dict__:
-            return self.layout.join(dict(fresh.named_parameters())).detach()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            _reset_layers(fresh)
+        if "_begins_as_it_is" not in self.__dict__:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                _reset_layers(fresh)
         return self.layout.join(dict(fresh.named_parameters())).detach()
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
