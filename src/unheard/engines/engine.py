@@ -102,6 +102,16 @@ class Engine(Protocol):
         ...
 
 
+class SumsCohorts:
+    """The base class of engines that sum several cohorts together; a single cohort is summed in the same way."""
+
+    def sum_updates(
+        self: Engine, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
+    ) -> CohortSum:
+        """Return the sum of the users' clipped updates (see `Engine.sum_updates`)."""
+        return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
+
+
 @cache
 def keep_freed_memory() -> None:
     """Tell the C library to keep large blocks of freed memory, so that later tensors can reuse them.

@@ -34,7 +34,7 @@ from unheard.config import table_from_part
 from unheard.corpus.store import TokenStore, UserTokens
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.engine import plan_table
-from unheard.engines.engine import Cohort, Drawn
+from unheard.engines.engine import Cohort, SumsCohorts
 from unheard.errors import InvalidValue, NodeError, PrivacyError, UnheardError, UnprovenCombination
 from unheard.federated.messages import Network, Packet
 from unheard.federated.node import EXTRAS
@@ -45,7 +45,7 @@ from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
 from unheard.models.model import LanguageModel
 from unheard.parameters import Layout
 from unheard.training.run import MODELS
-from unheard.updates.user_update import ONE, StoredUsers, User
+from unheard.updates.user_update import ONE, StoredUsers
 
 ABANDONED_IN_A_ROW = 3
 """Training stops after this many abandoned rounds in a row, because every abandoned round is charged to the ledger."""
@@ -129,7 +129,7 @@ class Registry:
         return {nodes[int(i)].node: numbers_U[which_U == i] for i in np.unique(which_U)}
 
 
-class FederatedEngine:
+class FederatedEngine(SumsCohorts):
     """An engine that sums cohorts whose users are on nodes: it sends requests to the nodes, and adds their answers.
 
     Args:
@@ -205,12 +205,6 @@ class FederatedEngine:
                     f"Secure aggregation is set to at least {self._parties(phase)} nodes per round, and {nodes} are "
                     "connected. Start more, or lower engine.parties (and noise.min_parties)."
                 )
-
-    def sum_updates(
-        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
-    ) -> CohortSum:
-        """Return the sum of one cohort over the nodes that answered (see `sum_cohorts`)."""
-        return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
         """Return the sum of each cohort over the nodes that answered, and then register new nodes.

@@ -43,13 +43,13 @@ from torch import Tensor
 from unheard.config import part_from_table, part_of_kind, table_from_part
 from unheard.corpus.store import TokenStore, UserTokens
 from unheard.engines.distributed.process_group import Message, ProcessGroup
-from unheard.engines.engine import Cohort, Drawn, Engine
+from unheard.engines.engine import Cohort, Drawn, Engine, SumsCohorts
 from unheard.errors import CorpusError, InvalidValue, RankError
 from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.clipping import AdaptiveClip
 from unheard.mechanism.plan import KINDS, RoundPlan
 from unheard.parameters import Layout
-from unheard.updates.user_update import ONE, StoredUsers, User
+from unheard.updates.user_update import ONE, StoredUsers
 
 LARGEST_SPEED_RATIO = 4.0
 """The largest ratio of a rank's speed to the median speed, and of the median to the rank's, that `RankSpeeds` reports.
@@ -249,7 +249,7 @@ They are the weight drawn, the balance (of an adaptive clip), the number of user
 """
 
 
-class DistributedEngine:
+class DistributedEngine(SumsCohorts):
     """An engine that sums cohorts on several ranks. Only the leader has one; it sends each rank its share of the users.
 
     Args:
@@ -284,16 +284,6 @@ class DistributedEngine:
         self.ranks.send_all("fingerprint", {"split": list(location)})
         fingerprints = [self.stores.fingerprint(location), *(reply.numbers for reply in self.ranks.replies())]
         self._may_HR[location] = shard_holders(fingerprints, store)
-
-    def sum_updates(
-        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
-    ) -> CohortSum:
-        """Divide one cohort among the ranks and return its sum (see `Engine.sum_updates`).
-
-        Raises:
-            RankError: If a rank fails, or the ranks did not sum each drawn user exactly once.
-        """
-        return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
         """Return the sum of each cohort. The users of all cohorts are assigned together, to balance the load better.

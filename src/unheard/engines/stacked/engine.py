@@ -16,9 +16,8 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from unheard.engines.engine import Cohort, Drawn, one_thread_per_chunk
+from unheard.engines.engine import Cohort, Drawn, SumsCohorts, one_thread_per_chunk
 from unheard.engines.stacked.plain import PlainStep
 from unheard.engines.stacked.sizes import Buffers, Sizes
 from unheard.engines.vectorised import VectorisedEngine
@@ -28,7 +27,7 @@ from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import LanguageModel, window_targets
 from unheard.models.recurrent import TiedGRU, TiedLSTM
 from unheard.parameters import to_device
-from unheard.updates.user_update import User, stacked_batches, token_counts
+from unheard.updates.user_update import stacked_batches, token_counts
 
 LARGEST_CHUNK = {"cpu": 2, "cuda": 2048}
 """The largest number of users in a chunk, by type of device. Larger chunks are not faster."""
@@ -187,7 +186,7 @@ def _clip_of(plan: RoundPlan, M: int) -> tuple[float, float, int, list[float]]:
 
 
 @dataclass(frozen=True)
-class StackedEngine:
+class StackedEngine(SumsCohorts):
     """The engine for `TiedLSTM` and `TiedGRU`. It computes the local steps of a chunk of users at once.
 
     Args:
@@ -227,12 +226,6 @@ class StackedEngine:
         if isinstance(model, TiedLSTM | TiedGRU):
             return None
         return f"The engine 'stacked' is for the paper's models, not for {type(model).__name__}. Use 'vectorised' or 'auto'."
-
-    def sum_updates(
-        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
-    ) -> CohortSum:
-        """Return the sum of the users' clipped updates (see `Engine.sum_updates`)."""
-        return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
         """Return the sum of each cohort (see `Engine.sum_cohorts`).
