@@ -14,8 +14,9 @@ import typer
 
 from reproduction.cli.options import ALL_RESULTS, MostRounds, ScaleName
 from unheard.cli.display import note, say
-from unheard.cli.options import EngineOptions, ProcessOptions, engine_keys, number, option
+from unheard.cli.options import EngineOptions, ProcessOptions, number, option
 from unheard.cli.processes import run_on_processes
+from unheard.cli.train import engine_keys
 from unheard.errors import CorpusMissing, InvalidValue
 
 if TYPE_CHECKING:

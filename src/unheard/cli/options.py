@@ -206,12 +206,6 @@ class ProcessOptions:
     rank_timeout: RankTimeout = None
 
 
-def engine_keys(engine: EngineOptions, processes: ProcessOptions) -> dict[str, Any]:
-    """Return the keys of the table `[engine]` that were given on the command line, with their values."""
-    keys = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
-    return {key: value for key, value in keys.items() if value}
-
-
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions:
     """Whether the updates are computed in this process or on nodes of Flower's simulation."""

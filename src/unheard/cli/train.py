@@ -20,7 +20,7 @@ import math
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -52,7 +52,6 @@ from unheard.cli.options import (
     StopAfter,
     Track,
     Yes,
-    engine_keys,
     number,
     option,
 )
@@ -414,6 +413,12 @@ def nodes_of(
     let_unwind()  # so that an interrupt leaves the block below, which stops Ray's processes
     with simulated_nodes(store.path, nodes.supernodes) as network:
         yield FederatedEngine(network, pinned(run).model, choice, store)
+
+
+def engine_keys(engine: EngineOptions, processes: ProcessOptions) -> dict[str, Any]:
+    """Return the keys of the table `[engine]` that were given on the command line, with their values."""
+    keys = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
+    return {key: value for key, value in keys.items() if value}
 
 
 def _print_result(folder: Path, last: "RoundReport | None") -> None:
