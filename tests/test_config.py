@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from unheard.config import nearest, part_of_kind, table_from_part
+from unheard.config import LARGEST_NUMBER, nearest, part_from_table, part_of_kind, table_from_part
 from unheard.errors import InvalidValue, UnknownKey
 
 
@@ -51,3 +51,27 @@ def test_a_long_list_of_known_words_is_cut_after_the_nearest_was_found():
 def test_a_table_that_does_not_fit_is_refused_with_the_nearest_right_name(table, error, words):
     with pytest.raises(error, match=words):
         part_of_kind(KINDS, table, "clip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    whole: int = 0
+    real: float = 0.0
+    some: float | None = None
+    several: tuple[float, ...] = ()
+    named: dict[str, int] | None = None
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("key", ["whole", "real", "some", "several", "named"])
+def test_a_number_of_a_table_is_one_that_a_float_holds_exactly(key, sign):
+    """A larger one would be rounded without a word, and a truth value would count as 0 or 1."""
+
+    def table(value):
+        return {key: {"several": [value], "named": {"a": value}}.get(key, value)}
+
+    largest = sign * int(LARGEST_NUMBER)
+    assert part_from_table(Numbers, table(largest), "n")
+    for value in (largest + sign, float(sign) * 2e15, float("nan"), sign * float("inf"), sign > 0):
+        with pytest.raises(InvalidValue, match=f"n.{key}"):
+            part_from_table(Numbers, table(value), "n")

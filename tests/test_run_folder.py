@@ -5,9 +5,13 @@ import json
 import os
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from unheard.errors import CheckpointCorrupt, RunFolderError, RunFolderExists
 from unheard.run_folder import RunFolder, read_facts
+from unheard.training.checkpoint import _load, _save
 
 
 def test_a_run_that_finds_its_place_taken_leaves_nothing_beside_it(tmp_path):
@@ -42,3 +46,21 @@ def test_only_a_missing_record_of_nodes_has_no_digest(tmp_path):
     folder.federated.mkdir()
     with pytest.raises(RunFolderError, match="cannot be read"):
         folder.nodes_digest()
+
+
+def test_no_part_of_a_checkpoint_or_a_model_can_be_exchanged_within_it(tmp_path):
+    """The digest of a file covers every name, every number and every fact of it."""
+    path = tmp_path / "file"
+    tensors, facts = {"a": torch.arange(4.0), "b": -torch.arange(4.0)}, {"round": 3, "ledger_head": "x", "people": None}
+    _save(path, tensors, facts)
+    metadata = json.loads(safe_open(path, "pt").metadata()["unheard"])
+    assert _load(path, "")[1] == facts
+    others = [({"a": tensors["b"], "b": tensors["a"]}, facts), ({"a": tensors["a"], "c": tensors["b"]}, facts)]
+    others += [({name: tensors[name]}, facts) for name in tensors]
+    others += [({**tensors, name: tensors[name] + torch.eye(4)[i]}, facts) for name in tensors for i in range(4)]
+    others += [(tensors, {**facts, key: "other"}) for key in (*facts, "another")]
+    others += [(tensors, {k: v for k, v in facts.items() if k != key}) for key in facts]
+    for changed, said in others:
+        save_file(changed, path, {"unheard": json.dumps({**metadata, "facts": said})})
+        with pytest.raises(CheckpointCorrupt, match="does not read back"):
+            _load(path, "")

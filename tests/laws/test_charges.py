@@ -251,6 +251,22 @@ def test_a_budget_over_all_runs_counts_what_was_charged_before_it_was_set(tmp_pa
             population.charge("r", 5, event, 5)
 
 
+@pytest.mark.parametrize("orders", [(), FILTER_ORDERS])
+def test_a_budget_over_all_runs_counts_charges_of_every_kind_whenever_it_is_set(tmp_path, orders):
+    events = [*BASE, *KINDS.values(), FailureProbability(delta=1e-5)]
+    budget = Budget(epsilon=99.0, delta=DELTA, orders=orders)
+    spent = budget.running(events).epsilon
+    for before in range(len(events) + 1):
+        population = PopulationLedger.open(tmp_path / f"{before}.jsonl", {})
+        population.settle("earlier", events[:before])
+        population.set_budget(budget)
+        population.settle("later", events[before:])
+        for known in (population, PopulationLedger.read(population.path)):
+            assert known._running is not None
+            assert known._running.epsilon == pytest.approx(spent, rel=1e-12)
+            assert known._running.failure == pytest.approx(3e-4 + 1e-5, rel=1e-12)
+
+
 @pytest.mark.parametrize("declared", [3, 9])
 def test_the_total_of_one_run_and_a_vocabulary_is_that_of_both(tmp_path, declared):
     """For a run of three rounds that is complete or was stopped early."""

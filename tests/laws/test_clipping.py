@@ -93,3 +93,13 @@ def test_a_layer_that_the_model_lacks_is_refused_with_the_nearest_name():
         PerLayerClip(norms={"x": 1.0}).balls(LAYOUT)
     with pytest.raises(InvalidValue, match="lacks b, c"):
         PerLayerClip(norms={"a": 1.0}).balls(LAYOUT)
+
+
+@given(deltas, st.floats(1e-3, 1e3))
+def test_a_user_counts_as_clipped_if_any_layer_was(delta, S):
+    before = torch.from_numpy(delta)
+    unclipped_U = torch.tensor([True, True, False])  # the last user was clipped in an earlier local step
+    after = clip_(before.clone(), PerLayerClip(norm=S).balls(LAYOUT), unclipped_U)
+    short_MU = [layer.double().flatten(1).norm(dim=1) <= S / math.sqrt(3) for layer in LAYOUT.split(before).values()]
+    assert unclipped_U.tolist() == [*torch.stack(short_MU).all(dim=0)[:2].tolist(), False]
+    assert all(torch.equal(after[k], before[k]) for k in range(3) if torch.stack(short_MU)[:, k].all())

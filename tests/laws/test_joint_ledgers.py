@@ -1,6 +1,7 @@
 """The ledger of a run, the ledger of its population and the files of the run agree: no charge is missing in one of them."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from unheard import storage
 from unheard.errors import LedgerError, UnprovenCombination
 from unheard.privacy import population_ledger, statement
 from unheard.privacy.accountants import FILTER_ORDERS, epsilons
-from unheard.privacy.budget import Budget, declaration
+from unheard.privacy.budget import EARLIER_RUN, Budget, declaration
 from unheard.privacy.events import (
     CorrelatedGaussian,
     DistributedGaussian,
@@ -23,14 +24,15 @@ from unheard.privacy.events import (
     to_record,
 )
 from unheard.privacy.ledger import Entry, Ledger
-from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
+from unheard.privacy.population_ledger import FILE, PopulationLedger, known_position, open_population_ledger
 from unheard.privacy.population_statement import all_runs
-from unheard.privacy.run_ledger import REPEATED_FACTS, JointLedger, SavedPosition, saved_positions
+from unheard.privacy.run_ledger import REPEATED_FACTS, JointLedger, SavedPosition, check_ledger, saved_positions
 from unheard.privacy.statement import compute_statement, rounded_up
 from unheard.privacy.trade_off import figures_of_pair
 from unheard.randomness import ReproducibleStreams
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import _save
+from unheard.training.initialise import _inherited
 
 DELTA = 1.23456789e-3
 ROUND = PoissonGaussian(sampling_prob=1.0, noise_multiplier=9.0)
@@ -341,3 +343,98 @@ def test_ledgers_and_the_record_of_a_store_are_written_under_their_locks(tmp_pat
     population.record_release("r", "digest")
     population.remember()
     assert sorted(set(written)) == ["ledger.jsonl", "ledgers.json"]
+
+
+def remembered(store: Path) -> int:
+    """Return the number of lines, without the header, that a store remembers of its ledger."""
+    position = known_position(store, store / FILE)
+    assert position is not None
+    return position["length"]
+
+
+def test_stores_that_are_joined_one_after_the_other_hold_every_position_that_a_run_remembers(tmp_path):
+    """Also for a run that was under way on the first store: its ledger was moved, and moved again."""
+    populations = []
+    for name in ("first", "second", "third"):
+        (tmp_path / name).mkdir()
+        populations.append(open_population_ledger(tmp_path / name, name, []))
+        populations[-1].charge(name, 0, ROUND, 0)
+    held = [population.position for population in populations]
+    under_way, read_once = populations[0], PopulationLedger.read(populations[0].path)
+    for earlier, later in pairwise(populations):
+        later.join(earlier)
+    under_way.charge("first", 1, ROUND, 1)
+    read_once.charge("second", 1, ROUND, 1)
+    for population in (under_way, read_once, PopulationLedger.read(tmp_path / "first" / FILE)):
+        assert all(population.contains(position) for position in held)
+        assert not any(population.contains({**position, "head": "0" * 64}) for position in held)
+    under_way.remember()
+    for name in ("first", "second"):  # each store knows where its own file ends, also if it was moved
+        path = tmp_path / name / FILE
+        open_population_ledger(tmp_path / name, name, [])
+        assert remembered(tmp_path / name) == len(path.read_bytes().splitlines()) - 1
+    path = tmp_path / "first" / FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    with pytest.raises(LedgerError, match="shortened or replaced"):
+        open_population_ledger(tmp_path / "first", "first", [])
+
+
+def test_a_run_that_is_under_way_when_its_ledger_is_moved_remembers_it_in_its_own_store(tmp_path):
+    (tmp_path / "own").mkdir()
+    under_way = open_population_ledger(tmp_path / "own", "corpus", [])
+    PopulationLedger.open(tmp_path / "other.jsonl", {}).join(PopulationLedger.read(under_way.path))
+    under_way.charge("r", 0, ROUND, 0)
+    under_way.remember()
+    assert remembered(tmp_path / "own") == 1  # the line that says where it is now
+
+
+@pytest.mark.parametrize("length", range(4))
+def test_a_ledger_holds_a_position_only_with_the_whole_hash_of_its_line(tmp_path, length):
+    """A checkpoint without a hash, or with a part of one, is of no known ledger."""
+    ledger = run_ledger(tmp_path / "r", charges=1)
+    population = PopulationLedger.open(tmp_path / "ledger.jsonl", {})
+    population.settle("r", ledger.events)
+    own, position = ledger.hash_at(length), population._file.hashes
+    others = lambda right: ["", None, right[:16], right[:-1], right + "0", right.upper(), right[::-1]]  # noqa: E731
+    assert ledger.contains(length, own)
+    assert not any(ledger.contains(length, other) for other in others(own))
+    for other in others(own):
+        source = SavedPosition(source=tmp_path / "model", round=0, length=length, head=other)
+        with pytest.raises(LedgerError, match="shortened or replaced"):
+            check_ledger(ledger, [source])
+    known = {"ledger": position[0], "length": length, "head": position[length]}
+    assert population.contains(known)
+    assert not any(population.contains({**known, "head": other}) for other in others(position[length]))
+
+
+@pytest.mark.parametrize(
+    ("weakness", "words"),
+    [
+        ({"randomness": {"mode": "reproducible"}}, "REPRODUCIBLE NOISE"),
+        ({"drop_duplicates": True}, "were dropped"),
+        ({"start": {"from": "a model declared public"}}, "declared public"),
+        ({"start": {"from": "seed 0", "base": "a model declared public"}}, "declared public"),
+    ],
+)
+def test_a_weakness_of_a_run_is_a_warning_of_every_run_that_descends_from_it(weakness, words):
+    facts = {"delta": DELTA, "randomness": {"mode": "secure"}, "drop_duplicates": False, **weakness}
+    for _ in range(4):
+        assert any(words in warning for warning in compute_statement(facts, [ROUND])["warnings"])
+        start = {"from": EARLIER_RUN, "charges": 1, **_inherited(facts)}
+        facts = {"delta": DELTA, "randomness": {"mode": "secure"}, "drop_duplicates": False, "start": start}
+
+
+def test_a_ledger_is_the_same_for_its_store_by_whichever_path_both_are_named(tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    monkeypatch.chdir(tmp_path)
+    stores = [Path("own"), tmp_path / "own", tmp_path / "link", tmp_path / "own" / ".." / "link"]
+    open_population_ledger(stores[0], "corpus", []).charge("r", 0, ROUND, 0)
+    position = open_population_ledger(stores[0], "corpus", []).position
+    paths = [(store, each / FILE) for store in stores for each in stores]
+    assert all(known_position(store, path) == position for store, path in paths)
+    (tmp_path / "own" / FILE).unlink()
+    for store, path in paths:
+        with pytest.raises(LedgerError, match="missing"):
+            open_population_ledger(store, "corpus", [], path)

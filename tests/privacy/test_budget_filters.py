@@ -74,8 +74,10 @@ def test_a_run_declares_its_rounds_before_the_first(run, tmp_path):
     assert declared["phases"][0]["event"] == to_record(run.plan.at(0, run.model.layout).event())
 
 
-def test_a_run_as_long_as_declared_claims_what_was_charged():
-    claim = claim_of_run(facts(20), done(20), DELTA)
+@pytest.mark.parametrize("budget", [None, Budget(epsilon=9.0, delta=DELTA)])
+def test_a_run_as_long_as_declared_claims_what_was_charged(budget):
+    """Also if its budget would have allowed more rounds."""
+    claim = claim_of_run(facts(20, budget), done(20), DELTA)
     best = best_epsilon([(ROUND, 20)], DELTA)
     assert (claim.epsilon, claim.accountant, claim.basis) == (best.epsilon, best.accountant, "fixed beforehand")
 

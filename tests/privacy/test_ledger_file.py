@@ -83,3 +83,43 @@ def test_the_hash_of_a_line_depends_on_every_digit_of_the_hash_before(file):
         changed = "f" if file.head[place] == "0" else "0"
         with pytest.raises(LedgerError, match="does not match"):
             unseal(line[:-1], file.head[:place] + changed + file.head[place + 1 :])
+
+
+@pytest.mark.parametrize("length", [2, 16])
+def test_a_last_line_with_zero_bytes_anywhere_is_cut_and_the_rest_stays(file, path, length):
+    """After a power loss any block of a line can be missing, also if the end of the line was written."""
+    whole = path.read_bytes()
+    line, _ = seal({"n": 1, "more": "x" * 40}, file.head)
+    for begin in range(len(line) - length):
+        path.write_bytes(whole + line[:begin] + bytes(length) + line[begin + length :])
+        reader = ChainedFile(path, "some-kind")
+        assert reader.read() == []
+        reader.repair()
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("end", ["", "\n", '"}\n'])
+def test_a_last_line_that_is_too_deep_for_the_parser_is_an_error_and_stays(file, path, end):
+    """No write that was interrupted leaves such a line, so it may have been a charge."""
+    damaged = path.read_bytes() + b'{"a":' + b"[" * 100_000 + end.encode()
+    path.write_bytes(damaged)
+    with pytest.raises(LedgerError):
+        ChainedFile(path, "some-kind").read()
+    assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("rest", [b'{"n":', b'{"n":1,"hash":"'])
+def test_an_end_that_another_process_has_cut_off_is_forgotten(file, path, rest):
+    with open(path, "ab") as raw:
+        raw.write(rest)
+    reader, writer = ChainedFile(path, "some-kind"), ChainedFile(path, "some-kind")
+    assert reader.read() == []
+    assert reader.repaired is not None
+    writer.read()
+    writer.repair()
+    writer.append([{"n": 2}])
+    assert reader.read() == [{"n": 2}]
+    assert reader.repaired is None
+    reader.repair()
+    reader.append([{"n": 3}])
+    assert writer.read() == [{"n": 3}]
