@@ -361,9 +361,9 @@ def test_stores_that_are_joined_one_after_the_other_hold_every_position_that_a_r
         populations[-1].charge(name, 0, ROUND, 0)
     held = [population.position for population in populations]
     under_way, read_once = populations[0], PopulationLedger.read(populations[0].path)
-    for earlier, later in pairwise(populations):
+    for number, (earlier, later) in enumerate(pairwise(populations), start=1):
         later.join(earlier)
-    under_way.charge("first", 1, ROUND, 1)
+        under_way.charge("first", number, ROUND, number)
     read_once.charge("second", 1, ROUND, 1)
     for population in (under_way, read_once, PopulationLedger.read(tmp_path / "first" / FILE)):
         assert all(population.contains(position) for position in held)

@@ -322,3 +322,14 @@ def test_a_population_whose_runs_declare_no_delta_has_no_statement_without_one(t
     with pytest.raises(InvalidValue, match="give one with --delta"):
         all_runs(ledger)
     all_runs(ledger, delta=1e-6)
+
+
+@pytest.mark.parametrize(("ledger", "length", "is_kept"), [("x", 4, True), ("x", 6, False), ("y", 4, False)])
+def test_a_store_remembers_the_later_position_of_a_ledger_and_every_position_of_another(
+    own, tmp_path, ledger, length, is_kept
+):
+    store, path = tmp_path / "store", tmp_path / "people.jsonl"
+    first, second = {"ledger": "x", "length": 5, "head": "h"}, {"ledger": ledger, "length": length, "head": "i"}
+    remember_position(store, path, first)
+    remember_position(store, path, second)
+    assert known_position(store, path) == (first if is_kept else second)

@@ -1,6 +1,7 @@
 """The secret state of correlated noise: written before its charge, recomputed exactly, never reused, deleted at the end."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.faults.inject import Steps, in_a_child, install, kill, output_of_a_ch
 from tests.stores import uncharged_copy
 
 import unheard
+from unheard import storage
 from unheard.audit import verification
 from unheard.audit.verification import verify
 from unheard.corpus.store import TokenStore, write_store
@@ -634,6 +636,46 @@ def test_nothing_of_an_older_mechanism_is_left_when_a_new_one_begins(tmp_path):
     bound_state(tmp_path).begin_attempt()
     assert [path.name for path in (tmp_path / "noise").iterdir()] == ["keys.jsonl"]
     assert (tmp_path / "noise").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_first_key_is_on_disk_with_the_names_of_its_file_and_folder(tmp_path, monkeypatch):
+    """Also after the folder of an older mechanism was deleted. A charge whose key is lost could not be continued."""
+    synced, fsync = [], os.fsync
+
+    def spy(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        synced.append((status.st_ino, status.st_size))
+        fsync(descriptor)
+
+    monkeypatch.setattr(storage.os, "fsync", spy)
+    for _ in range(2):
+        synced.clear()
+        bound_state(tmp_path).begin_attempt()
+        keys, noise = (tmp_path / "noise" / "keys.jsonl").stat(), (tmp_path / "noise").stat()
+        last = [(keys.st_ino, keys.st_size), noise.st_ino, tmp_path.stat().st_ino]
+        assert [synced[-3], synced[-2][0], synced[-1][0]] == last
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_round_that_fails_after_its_charge_is_done_again_with_new_noise(place, monkeypatch, taken):
+    """The noise of the charged attempt stays known, whether or not the round has asked for it."""
+    real, calls = loop.run_rounds, []
+
+    def run_rounds(rounds, engine):
+        calls.append(rounds)
+        states = real(rounds, engine) if taken or len(calls) != 4 else []
+        if len(calls) == 4:  # the noise was last saved two rounds before
+            raise RuntimeError("the engine failed")
+        return states
+
+    monkeypatch.setattr(loop, "run_rounds", run_rounds)
+    run, folder = run_of(place), place / "r"
+    with pytest.raises(RuntimeError, match="the engine failed"):
+        go(run, folder)
+    _, state = opened(folder)
+    assert state._history.index == state.index == 4
+    go(run, folder, stop=ROUNDS - 1)
+    assert indices(folder) == list(range(ROUNDS))
 
 
 def test_correlated_noise_is_made_for_the_rounds_of_its_run(place):
