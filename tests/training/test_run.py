@@ -10,6 +10,7 @@ import tomli_w
 
 import unheard
 from unheard.errors import InvalidValue, UnheardError, UnknownKey
+from unheard.privacy.budget import Budget
 from unheard.privacy.planner import default_delta
 from unheard.training.run import (
     read_run_file,
@@ -196,3 +197,13 @@ def test_a_device_that_is_neither_a_cpu_nor_a_gpu_is_refused():
     for device in ("meta", "tpu"):
         with pytest.raises(InvalidValue, match="cannot be used here"):
             unheard.EngineChoice(device=device).torch_device()
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "moments"])
+@pytest.mark.parametrize("delta", [None, 1.23456789e-6])
+def test_a_budget_goes_to_toml_and_back_with_every_number(run, accountant, delta):
+    with_delta = replace(run, delta=delta)
+    budget = Budget(epsilon=3.25, delta=with_delta.claimed_delta, accountant=accountant)
+    again, _ = run_from_tables(tomllib.loads(run_toml(replace(with_delta, budget=budget))))
+    assert again.budget == budget
+    assert again.claimed_delta == with_delta.claimed_delta

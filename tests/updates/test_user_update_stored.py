@@ -7,7 +7,7 @@ from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.engines.engine import Cohort
 from unheard.randomness import reproducible_generator
-from unheard.updates.user_update import StoredUsers, User, concatenated_tokens, read_users
+from unheard.updates.user_update import StoredExamples, StoredUsers, User, concatenated_tokens, read_users
 
 
 @pytest.fixture
@@ -68,3 +68,11 @@ def test_a_user_that_is_printed_shows_nothing():
     user = User(np.array([77_123, 77_124]), np.array([0.77125]), 77_126)
     for said in (repr(user), str(user), repr([user])):
         assert "77" not in said.split("0x")[0]
+
+
+def test_a_slice_of_examples_has_the_windows_of_its_own_users(store):
+    long = int(store.train.lengths().argmax())
+    examples = StoredExamples(store.train, np.array([long, long, 0, long]), np.array([0, 2, 0, 1]), 5)
+    tokens = [user.tokens.tolist() for user in examples]
+    for begin in range(4):
+        assert [user.tokens.tolist() for user in examples[begin:]] == tokens[begin:]
