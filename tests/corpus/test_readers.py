@@ -332,6 +332,12 @@ def test_a_notebook_without_widgets_can_prepare(tmp_path, monkeypatch):
                 raise duckdb.InvalidInputException("required package 'ipywidgets' is missing")
             return self.database.execute(query, *arguments)
 
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.database.close()
+
         def __getattr__(self, name):
             return getattr(self.database, name)
 

@@ -70,7 +70,14 @@ def test_measures_of_another_corpus_are_not_kept_as_the_runs_own(unheard, copies
 
 def test_saved_measures_are_given_for_the_same_question_only(copies, monkeypatch):
     """Neither for another store, nor for other prompts or another amount of text, nor if they are asked for again."""
-    monkeypatch.setattr(evaluate, "_measure", lambda *asked: "measured")
+
+    class Measuring(Exception):
+        pass
+
+    def opened(*_):
+        raise Measuring
+
+    monkeypatch.setattr("unheard.training.released.open_for_evaluation", opened)
     saved = RunFolder(copies[1]).read_measures()
     prompts = [prompt["text"] for prompt in saved["prompts"]]
     for same in ({}, {"prompts": prompts}, {"max_tokens": saved["max_tokens"]}):
@@ -83,9 +90,11 @@ def test_saved_measures_are_given_for_the_same_question_only(copies, monkeypatch
         {"prompts": [*prompts, "w"]},
         more,
     ):
-        assert evaluate.full_measures_of(copies[1], **other) == "measured"
+        with pytest.raises(Measuring):
+            evaluate.full_measures_of(copies[1], **other)
     (copies[1] / "measures.json").unlink()
-    assert evaluate.full_measures_of(copies[1]) == "measured"
+    with pytest.raises(Measuring):
+        evaluate.full_measures_of(copies[1])
 
 
 def test_no_measure_and_no_baseline_looks_at_a_training_user(unheard, copies, monkeypatch):

@@ -122,9 +122,10 @@ def _read_statement(path: Path, options: StatementOptions) -> tuple[dict[str, An
         return content, render_all_runs(content)
     is_copy = path.name != "ledger.jsonl"
     ledger = Ledger.read(path) if is_copy else read_run_ledger(path.parent)
-    asked = {"delta": options.delta, "epsilon": options.epsilon}
     alone = is_copy or is_alone(RunFolder(path.parent))
-    content = compute_statement(ledger.facts, ledger.entries, **asked, is_alone=alone)
+    content = compute_statement(
+        ledger.facts, ledger.entries, delta=options.delta, epsilon=options.epsilon, is_alone=alone
+    )
     if options.format == "text":
         return content, render(content, "text")
     audit = read_audit(path.parent, run_id(ledger))

@@ -250,7 +250,7 @@ def _ledger(events: Sequence[Entry | Event]) -> dict[str, Any]:
     return {"charges": len(events), "head": last.hash if isinstance(last, Entry) else NOT_DECLARED}
 
 
-def _vocabulary_cost(events: Sequence[Event], delta: float, among: Sequence[str]) -> dict[str, Any]:
+def _vocabulary_cost(events: Sequence[Event], delta: float, among: Sequence[str] = CLAIMED) -> dict[str, Any]:
     """Return the cost of the vocabulary alone: of the events that are not rounds. The claim includes this cost."""
     outside = [event for event in events if isinstance(event, Gaussian | FailureProbability)]
     if not outside:
