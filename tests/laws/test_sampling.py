@@ -129,7 +129,7 @@ SETS = [(3, 0.05), (3, 0.15), (3, 0.5), (2, 0.9)]
 @pytest.mark.parametrize("kind", ["poisson", "cyclic", "examples"])
 def test_every_set_of_users_has_the_probability_of_independent_draws(kind, users, q):
     """No event is proved for cohorts that are truncated or padded to some size, because their size depends on the draw."""
-    population, draws = 1000, 20_000
+    population, draws = 1000, 8_000
     seen = np.zeros(2**users)
     for number in range(draws):
         rng = reproducible_generator(11, kind, users, number)
