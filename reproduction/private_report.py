@@ -198,7 +198,7 @@ def readings_of_vectors() -> str:
     return (
         f"The counts are for one of three readings of the paper's sentence “{vectors['sentence']}”. {first} {second} All runs "
         "on reviews use the second reading. Third reading: the vectors are projected to norm 1 after each local step "
-        f"(`model.step_norm`); it has no runs yet. {vectors['units']}"
+        f"(model.step_norm = true); it has no runs yet. {vectors['units']}"
     )
 
 

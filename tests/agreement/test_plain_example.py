@@ -77,6 +77,7 @@ def test_train_and_the_plain_example_agree_after_every_round(store, model, tmp_p
         torch.testing.assert_close(state.params_P, theta, atol=3e-5, rtol=0)
 
 
+@pytest.mark.system
 def test_the_plain_example_runs_and_learns(capsys):
     load_example().main()
     last = capsys.readouterr().out.splitlines()[-1]

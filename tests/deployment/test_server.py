@@ -319,6 +319,7 @@ def _status(server) -> int:
         return 0
 
 
+@pytest.mark.system
 def test_a_thousand_requests_at_once_are_served_or_refused(server):
     barrier = threading.Barrier(250)
 

@@ -92,6 +92,7 @@ def composed_epsilons(event: ExampleGaussian, rounds: int, delta: float, step: f
     return bounds[0], bounds[1]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("event", "rounds", "delta"),
     [
@@ -125,6 +126,7 @@ def test_there_is_one_claim_for_each_private_setting_of_the_published_results():
     assert [run[:2] for run in published_runs()] == [(k, e) for k in ("examples", "users") for e in (2, 2, 8, 8)]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("kind", "asked", "claimed", "z", "rounds", "q", "delta"), published_runs())
 def test_published_claims_are_bounded_by_the_convolution_of_their_losses(kind, asked, claimed, z, rounds, q, delta):
     G = 4 if kind == "examples" else 1  # a user who is drawn as a whole is one example

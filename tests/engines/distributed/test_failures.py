@@ -154,6 +154,7 @@ def test_a_timeout_must_be_above_zero(timeout):
         EngineChoice(rank_timeout=timeout)
 
 
+@pytest.mark.system
 def test_a_leader_that_is_slower_than_the_timeout_is_waited_for(longer, tmp_path, monkeypatch):
     """Other ranks may be early. They wait for a message of the leader, not in the sum."""
     at_round(monkeypatch, 2, 0, lambda: time.sleep(2.5))
