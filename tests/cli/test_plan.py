@@ -148,6 +148,7 @@ def test_help_shows_the_examples_on_lines_of_their_own():
     assert any(line.strip().startswith("unheard plan --users 763430") for line in page.splitlines())
 
 
+@pytest.mark.system
 def test_users_and_epsilon_alone_show_what_can_be_had(monkeypatch):
     monkeypatch.setattr("unheard.privacy.planner.FEASIBLE_COHORTS", (100, 5000))
     monkeypatch.setattr("unheard.privacy.planner.FEASIBLE_ROUNDS", (500,))

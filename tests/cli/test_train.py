@@ -173,6 +173,7 @@ def test_init_for_a_base_writes_a_complete_run_file_without_the_declaration(unhe
     assert run.plan.update.unroll == run.evaluation.unroll == 512
 
 
+@pytest.mark.system
 def test_init_chooses_the_noise_that_meets_an_epsilon(unheard, tmp_path):
     words = ("init", "--population", 200_000, "--users-per-round", 5000, "--rounds", 20)
     done = unheard(*words, "--epsilon", 0.8, cwd=tmp_path)

@@ -86,11 +86,13 @@ def test_the_kernels_take_the_steps_of_reference(cell, options, clip):
     assert max(errors(model, [cohort(model, clip, penalty=0.1)])) < 1e-5
 
 
+@pytest.mark.system
 def test_batches_of_more_than_64_places_are_taken_in_two_blocks():
     model = unheard.TiedLSTM(**SMALL)
     assert max(errors(model, [cohort(model, unheard.FlatClip(norm=0.5), B=8, T=9, lengths=(75,))])) < 1e-5
 
 
+@pytest.mark.system
 def test_in_bfloat16_a_delta_is_within_five_percent():
     """5 % is the stated tolerance; 1 % is usual. The clip of the result and the sum do not depend on the precision."""
     model = unheard.TiedLSTM(**SMALL)
@@ -98,6 +100,7 @@ def test_in_bfloat16_a_delta_is_within_five_percent():
     assert 1e-4 < max(found) < 0.05
 
 
+@pytest.mark.system
 def test_several_runs_share_a_chunk_and_nothing_else():
     model = unheard.TiedLSTM(**SMALL)
     runs = [
@@ -114,6 +117,7 @@ def test_several_runs_share_a_chunk_and_nothing_else():
         row += len(run.users)
 
 
+@pytest.mark.system
 def test_the_kernels_report_users_who_were_never_clipped():
     model = unheard.TiedLSTM(**TINY)
     wide, narrow = (cohort(model, unheard.FlatClip(norm=S)) for S in (1e3, 1e-3))

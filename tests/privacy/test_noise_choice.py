@@ -54,6 +54,7 @@ def test_a_target_is_met_whatever_the_search_returns(monkeypatch, error):
         assert epsilon([(event(z - 0.002), 1)], 1e-6, "rdp") > target
 
 
+@pytest.mark.system
 def test_of_options_with_the_same_error_the_one_with_the_least_memory_is_best():
     options = compare_noise(
         population=4000, users_per_round=100, rounds=40, epsilon=4.0, accountant="rdp", most_bands=40

@@ -31,6 +31,7 @@ from unheard.errors import (
 from unheard.privacy.ledger import NO_LEDGERS, RECORD, Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.run_ledger import read_run_ledger
+from unheard.privacy.statement import compute_statement
 from unheard.report.run_record import RunMonitor, RunRecord
 from unheard.run_folder import RunFolder, record_digest
 from unheard.training import released
@@ -545,6 +546,20 @@ def test_a_run_is_not_continued_with_damaged_words_tokens_or_statement(base, nam
         assert str(file) in str(raised.value)
     assert population.read_bytes() == before
     assert (file.read_bytes() if file.exists() else None) == content
+
+
+def test_a_run_whose_statement_covers_only_the_first_charges_is_continued(base):
+    """A full disk can leave a charge in the ledger that the statement of the same process does not cover."""
+    file, ledger = base / "r" / "statement.json", Ledger.read(base / "r" / "ledger.jsonl")
+    whole = json.loads(file.read_text())
+    older = compute_statement(ledger.facts, ledger.entries[:-1])
+    for ledger_part in ({"head": "0" * 64}, {"charges": 0}, {"charges": -1}):
+        file.write_text(json.dumps({**older, "ledger": {**older["ledger"], **ledger_part}}))
+        with pytest.raises(UnheardError, match="Delete it"):
+            list(unheard.resume(base / "r"))
+    file.write_text(json.dumps(older))
+    list(unheard.resume(base / "r"))
+    assert json.loads(file.read_text()) == whole
 
 
 @pytest.mark.parametrize("reader", ["predict", "Released", "evaluate", "unheard.evaluate"])

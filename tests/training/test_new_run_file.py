@@ -67,6 +67,7 @@ def test_a_target_is_met_by_the_least_noise(new_file):
     assert new.sentences[0].startswith(f"z = {run.plan.noise.noise_multiplier:g} meets epsilon 4 at delta ")
 
 
+@pytest.mark.system
 def test_a_comparison_of_kinds_of_noise_chooses_correlated_noise(new_file, monkeypatch):
     deltas = []
 

@@ -175,6 +175,7 @@ def test_where_every_clip_costs_too_much_no_noise_is_tried(run, tmp_path):
     assert "Every S of the grid" in tuned.refusal
 
 
+@pytest.mark.system
 def test_a_stopped_command_continues_where_it_was(run_file, tmp_path, proxy):
     asked = [run_file, "--out", tmp_path / "t", "--corpus", proxy, "--population", 60, *QUICK, *GENEROUS]
     done = tune(*asked, "--stop-after", 0)

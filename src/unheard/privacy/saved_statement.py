@@ -30,13 +30,17 @@ SMALLEST_FIGURE = 1e-6
 times this number."""
 
 
-def check_saved_statement(path: Path, facts: Mapping[str, Any], entries: Sequence[Entry]) -> None:
+def check_saved_statement(
+    path: Path, facts: Mapping[str, Any], entries: Sequence[Entry], *, may_be_older: bool = False
+) -> None:
     """Check that a saved statement equals the statement that is computed from the ledger.
 
     Args:
         path: The file statement.json of a run folder.
         facts: The public facts in the header of the run's ledger.
         entries: The entries of the run's ledger.
+        may_be_older: Whether the statement may cover only the first entries. A failed write of the ledger, for example
+            on a full disk, can leave an entry that the statement of the same process does not cover.
 
     Raises:
         RunFolderError: The file cannot be read, is not a statement, or differs from the ledger.
@@ -53,6 +57,8 @@ def check_saved_statement(path: Path, facts: Mapping[str, Any], entries: Sequenc
     named = named if isinstance(named, dict) else {}
     # DP: an accountant that the version had is compared also if the statement lacks it, and then they differ.
     accountants = [name for name, one in ACCOUNTANTS.items() if name in named or _numbers(one.since) <= written]
+    if may_be_older and isinstance(position := saved.get("ledger"), dict) and type(position.get("charges")) is int:
+        entries = entries[: max(0, position["charges"])]  # `ledger` also has the hash of the last entry: it is compared
     expected = compute_statement(facts, entries, accountants=accountants)
     compared = expected.keys() - {"versions", "software"}
     if written < (0, 2):  # Version 0.1 did not write these keys.

@@ -685,7 +685,7 @@ def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedge
     # DP: training would go on, and charge rounds, in a folder whose words or statement are not those of its run.
     read_words(folder, run, ledger.facts)
     if folder.statement.exists():
-        check_saved_statement(folder.statement, ledger.facts, ledger.entries)
+        check_saved_statement(folder.statement, ledger.facts, ledger.entries, may_be_older=True)
     # DP: a population's ledger that a checkpoint remembers must be there; a new one would have forgotten its charges.
     is_known = any(source.population_position is not None for source in sources)
     population = population_ledger_of(run, store, must_exist=is_known)

@@ -58,6 +58,7 @@ def charged_and_saved(folder) -> tuple[int, int]:
     return len(Ledger.read(folder / "ledger.jsonl")), newest_checkpoint(RunFolder(folder)).state.round
 
 
+@pytest.mark.system
 def test_a_slow_rank_is_named_after_the_time_it_was_given(longer, tmp_path, monkeypatch):
     at_round(monkeypatch, 3, 2, lambda: time.sleep(60))
     began = time.monotonic()
