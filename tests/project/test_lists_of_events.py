@@ -45,6 +45,9 @@ TABLE = {
     "privacy/run_ledger.py": {
         "ledger.entries[:source.length]": "what was charged before a model was saved",
     },
+    "privacy/saved_statement.py": {
+        "entries[:max(0, position['charges'])]": "the charges that a statement covers, to compare it with them",
+    },
     "privacy/statement.py": {
         "items[:most]": "rows that are printed; the next row says how many there are",
     },
