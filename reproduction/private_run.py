@@ -46,7 +46,7 @@ WORDS = 64
 """Number of words in one segment of blogs_64, equal to the largest number of words per user in reviews_81."""
 CANDIDATES = (2, 4, 8, 12, 16)
 """Values of S among which the rule private-S chooses."""
-POPULATIONS = {"reviews_81": 750_947, "blogs_64": 260_000, "reviews_1600_200k": 191_709}
+POPULATIONS = {"reviews_81": 750_947, "blogs_64": 260_000, "reviews_1600_200k": 191_709, "blogs_1600": 10_229}
 """Declared population of each corpus."""
 PREPARE = ["--user-field", "user", "--text-field", "text", "--time-field", "time"]
 """Registered options of `unheard prepare` that are the same for all corpora."""
@@ -54,6 +54,7 @@ CUT = {
     "reviews_81": ["--tokens-per-user", "81", "--min-tokens", "21", "--held-out", "0.005"],
     "blogs_64": ["--tokens-per-user", "81", "--min-tokens", "21", "--held-out", "0.01"],
     "reviews_1600_200k": ["--tokens-per-user", "1600", "--min-tokens", "21", "--held-out", "0.02"],
+    "blogs_1600": ["--tokens-per-user", "1600", "--min-tokens", "1500", "--held-out", "0.05"],
 }
 """Registered options of `unheard prepare` that depend on the corpus."""
 STEPS = ("choose-S", "private", "baseline-C5000", "table-2", "C1250")
@@ -65,6 +66,8 @@ SWEEP_STEPS = ("long-noise", "long-estimators", "long-clipping")
 LONG_STEPS = ("long-table-2", "long-C1250", "long-trade-offs", "long-trade-offs-adjusted", *SWEEP_STEPS)
 LONG_STEPS += ("long-users-per-round", "long-head-words")
 """Steps on reviews_1600_200k, whose users have text for several local steps. They need a separate work folder."""
+BLOGS_STEPS = ("fedsgd-clipping", "fedsgd-noise")
+"""Steps on blogs_1600, the corpus `blogs` of the rules, where each user has 20 local steps."""
 Z1 = {1667: 10, 1250: 15}
 """S of the other private runs with z = 1, by their users per round, as in Table 2."""
 
@@ -171,25 +174,30 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
     """Return the run file of each run of a step, as tables, by the name of the run.
 
     Args:
-        step: One of `STEPS`, `MORE_STEPS` or `LONG_STEPS`.
+        step: One of `STEPS`, `MORE_STEPS`, `LONG_STEPS` or `BLOGS_STEPS`.
         work: Folder with the stores, the run folders and the chosen S.
         repetition: Number of the repetition, from 1.
         scale: Factor on rounds and users; below 1 for tests only.
     """
-    is_long = step in LONG_STEPS
-    corpus = "reviews_1600_200k" if is_long else "blogs_64" if step == "choose-S" else "reviews_81"
     every = 20 if step in SWEEP_STEPS else 100
     return {
-        name: run_tables(run, work, corpus, seed=seed, scale=scale, evaluated_every=every)
+        name: run_tables(run, work, corpus_of(step), seed=seed, scale=scale, evaluated_every=every)
         for name, (run, seed) in named_runs(step, work, repetition).items()
     }
+
+
+def corpus_of(step: str) -> str:
+    """Return the name of the corpus, a key of `POPULATIONS`, that the runs of a step train on."""
+    if step in LONG_STEPS:
+        return "reviews_1600_200k"
+    return "blogs_1600" if step in BLOGS_STEPS else "blogs_64" if step == "choose-S" else "reviews_81"
 
 
 def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[PaperRun, int | None]]:
     """Return the runs of one step. Most of them are runs of the recipes under another name.
 
     Args:
-        step: One of `STEPS`, `MORE_STEPS` or `LONG_STEPS`.
+        step: One of `STEPS`, `MORE_STEPS`, `LONG_STEPS` or `BLOGS_STEPS`.
         work: Folder with the chosen S.
         repetition: Number of the repetition, which becomes part of the name of a private run or the seed of a baseline.
             Steps with several seeds ignore it.
@@ -241,8 +249,13 @@ def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[Pa
             runs = [replace(run, rounds=SWEEP) for run in MAIN[1:]] + [noised(20, sigma) for sigma in (0.024, 0.048)]
             runs.append(noised(15, 0.012, users=1250))
             seeded = {f"heads-{run.name.removeprefix('flat-')}": run for run in runs}
+        case "fedsgd-clipping":
+            seeded = {run.name: run for run in RUNS[step]}
+        case "fedsgd-noise":
+            seeded = {run.name: run for run in RUNS[step] if run not in RUNS["fedsgd-clipping"]}
         case _:
-            raise SystemExit(f"There is no step {step}: choose from {', '.join((*STEPS, *MORE_STEPS, *LONG_STEPS))}.")
+            every_step = ", ".join((*STEPS, *MORE_STEPS, *LONG_STEPS, *BLOGS_STEPS))
+            raise SystemExit(f"There is no step {step}: choose from {every_step}.")
     return {f"{name}-seed{seed}": (run, seed) for name, run in seeded.items() for seed in SEEDS}
 
 
@@ -299,7 +312,7 @@ def run_step(
     """Train the runs of one step side by side, or continue them. Complete runs are measured and then skipped.
 
     Args:
-        step: One of `STEPS`, `MORE_STEPS` or `LONG_STEPS`.
+        step: One of `STEPS`, `MORE_STEPS`, `LONG_STEPS` or `BLOGS_STEPS`.
         work: Folder of stores, ledgers and run folders.
         device: Device of the engine: `cuda` or `cpu`.
         stop_after: Seconds after which the runs stop; None to train until they are complete.
@@ -443,7 +456,7 @@ def main() -> None:
     path = a_path | {"required": True}
     options: dict[str, dict[str, Any]] = {
         "store": a_path,
-        "steps": {"nargs": "+", "choices": (*STEPS, *MORE_STEPS, *LONG_STEPS)},
+        "steps": {"nargs": "+", "choices": (*STEPS, *MORE_STEPS, *LONG_STEPS, *BLOGS_STEPS)},
         "folders": a_path | {"nargs": "+", "help": "run folders, complete or not"},
         "kept": a_path | {"nargs": "+", "help": "result folders with checkpoints/, or the files of a bundle"},
         "files": a_path | {"nargs": "+"},
