@@ -22,6 +22,7 @@ from reproduction.exhibit import Figure, Line
 from reproduction.printed import FIGURES_OF_RULES
 from reproduction.private_results import (
     LONG,
+    LONG_BLOGS,
     REVIEWS,
     RULES,
     SEEDED,
@@ -68,17 +69,21 @@ def figures(root: Path = REVIEWS) -> list[Figure]:
     then = {label: name.replace("trade", "then") for label, name in trades.items()}
     larger = {"5,000 users per round, S = 8": "private"}
     larger |= {f"{users:,} users per round, S = {norm}": f"z1-C{users}" for users, norm in Z1.items()}
+    noise, _, clips = tables.SWEEPS
+    fedsgd, _ = tables.FEDSGD
     drawn = [
         _figure("figure-1-reviews", "Figure 1: 100 users per round, mean of seeds", seeds, root),
         _figure("figure-7-reviews", "Figure 7: S = 15, σ = 0.012", tables.FIGURE_7, root),
         _figure("cohorts-reviews", "z = 1 by users per round", larger, root),
         _figure("figure-1-long", "Figure 1 on reviews_1600_200k, mean of seeds", seeds, LONG),
-        _figure(
-            "figure-3-long", "Figure 3 on reviews_1600_200k: noise at S = 20", next(iter(tables.SWEEPS.values())), LONG
-        ),
+        _figure("figure-3-long", "Figure 3 on reviews_1600_200k: noise at S = 20", tables.SWEEPS[noise], LONG),
+        _figure("figure-2-long", "Figure 2 on reviews_1600_200k: clip without noise", tables.SWEEPS[clips], LONG),
         _figure("figure-4-long", "Figure 4 on reviews_1600_200k: S and σ changed after 4,885 rounds", then, LONG),
         _figure("figure-7-long", "Figure 7 on reviews_1600_200k: S = 15, σ = 0.012", tables.FIGURE_7, LONG),
         _figure("figure-8-long", "Figure 8 on reviews_1600_200k: noise against clipping, z = 0.06", trades, LONG),
+        _figure(
+            "figure-9-blogs", "Figure 9 on blogs_1600: clip of FedSGD and FedAvg", tables.FEDSGD[fedsgd], LONG_BLOGS
+        ),
     ]
     return [figure for figure in drawn if len(figure.lines) > 1]
 

@@ -1,6 +1,6 @@
 """Apply the registered rules to the result files of `private_run.py` and return a verdict for each rule.
 
-The inputs are the folders reviews_81, blogs_64 and reviews_1600_200k of reproduction/results. The verdicts follow
+The inputs are the folders reviews_81, reviews_1600_200k, blogs_1600 and blogs_64 of reproduction/results. The verdicts follow
 `rules.toml`: a rule whose runs are missing or too short has the outcome "cannot tell". `private_report.py` shows the
 verdicts.
 
@@ -36,6 +36,8 @@ REVIEWS, BLOGS = HERE / "results" / "reviews_81", HERE / "results" / "blogs_64"
 """Results of the private runs on short reviews, and of the runs that chose S."""
 LONG = HERE / "results" / "reviews_1600_200k"
 """Results on longer texts, up to 1,600 tokens per user."""
+LONG_BLOGS = HERE / "results" / "blogs_1600"
+"""Results on the corpus `blogs` of the rules, 1,600 tokens per user."""
 RULES = {rule["id"]: rule for rule in load_rules()["rule"]}
 """The registered rules by name."""
 TERMS = load_rules()["terms"]
@@ -455,6 +457,8 @@ ESTIMATORS = tuple(
 """The runs of Figure 5."""
 CLIPPED = tuple(f"{kind}-S{norm}-seed" for kind in ("flat", "per-layer") for norm in (10, 15, 20))
 """The runs of Figure 2 that its rule compares with the run without a clip."""
+FEDSGD_CLIPPED = tuple(f"fedsgd-flat-S{norm:g}-seed" for norm in (0.5, 1, 2, 5, 20))
+"""The runs of FedSGD in Figure 9."""
 
 
 def _has_learned(name: str, at: int, root: Path) -> Part:
@@ -593,6 +597,97 @@ def table_3_noise(root: Path) -> RuleVerdict:
     return joined(*parts)
 
 
+def figure_9_clip(root: Path) -> RuleVerdict:
+    """Apply rule figure-9-clip: S = 2 is nearly the best S for FedSGD, and much worse than S = 20 for FedAvg."""
+    rule, (at,) = RULES["figure-9-clip"], RULES["figure-9-clip"]["read_at"]
+    means = {name: mean_accuracy(name, at, root) for name in FEDSGD_CLIPPED}
+    best, small = max(means, key=means.__getitem__), "fedsgd-flat-S2-seed"
+    is_near, words = compare(rule["id"], small, best, root, least=-rule["threshold"])
+    return joined(
+        _has_learned(best, at, root),
+        (best == small or is_near, words),
+        compare(rule["id"], "flat-S2-seed", "flat-S20-seed", root, most=-rule["threshold"]),
+    )
+
+
+def figure_9_rounds(root: Path) -> RuleVerdict:
+    """Apply rule figure-9-rounds: FedSGD needs more rounds than FedAvg for the accuracy that it has at the end.
+
+    The rule reads both numbers of rounds from mean curves. It cannot tell if single seeds lie on both sides of the
+    threshold, or if a seed is missing.
+    """
+    rule, (slow, fast) = RULES["figure-9-rounds"], ("fedsgd-flat-S20-seed", "flat-S20-seed")
+    (at,), limit = rule["read_at"], rule["threshold"]
+    first, second = complete(slow, at, root), complete(fast, at, root)
+    ratio = _ratio_of_rounds(first, second, at)
+    single = [_ratio_of_rounds([one], [other], at) for one, other in itertools.product(first, second)]
+    is_enough = min(len(first), len(second)) >= rule["seeds"]
+    is_clear = is_enough and len({one >= limit for one in (ratio, *single)}) == 1
+    words = f"FedSGD needs {ratio:.1f} times as many rounds; single seeds {min(single):.1f} to {max(single):.1f}"
+    seeds = "" if is_enough else f"; {len(first)} and {len(second)} of {rule['seeds']} seeds"
+    return joined(_has_learned(slow, at, root), (ratio >= limit if is_clear else None, words + seeds))
+
+
+def _ratio_of_rounds(slow: Sequence[Path], fast: Sequence[Path], at: int) -> float:
+    """Return how many times as many rounds the slow runs need as the fast ones for one accuracy.
+
+    It is the accuracy of the mean curve of the slow runs at a round. If the fast runs never reach it, the ratio is 0.
+
+    Args:
+        slow: Repetitions of the slow run.
+        fast: Repetitions of the fast run.
+        at: The round.
+    """
+    means = []
+    for side in (slow, fast):
+        curves = [smoothed(read_metrics(folder)) for folder in side]
+        shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+        means.append({r: float(np.mean([curve[r] for curve in curves])) for r in shared})
+    target = means[0][at]
+    first, second = (next((r for r, value in mean.items() if value >= target), math.inf) for mean in means)
+    return first / second
+
+
+def figure_10(root: Path) -> RuleVerdict:
+    """Apply rule figure-10: noise costs FedSGD a larger share of its accuracy than FedAvg, at both levels of noise."""
+    (at,), parts = RULES["figure-10"]["read_at"], []
+    for sigma in (0.006, 0.024):
+        lost = _share_lost("figure-10", f"flat-S20-sigma{sigma}-seed", "flat-S20-seed", at, root)
+        words = f"sigma = {sigma}: FedSGD loses {lost.value:+.1f} points more of each 100 of its accuracy"
+        interval = f"interval {lost.value - lost.half:+.1f} to {lost.value + lost.half:+.1f}"
+        parts.append((lost.is_between(RULES["figure-10"]["threshold"]), f"{words}, {interval}"))
+    return joined(_has_learned("fedsgd-flat-S20-seed", at, root), *parts)
+
+
+def _share_lost(rule: str, noised: str, free: str, at: int, root: Path) -> Measured:
+    """Return the share of its accuracy that FedSGD loses minus the share that FedAvg loses, in percent.
+
+    Args:
+        rule: Name of the rule, which says how many repetitions are required.
+        noised: Name of the run of FedAvg with noise; that of FedSGD has the prefix `fedsgd-`.
+        free: Name of the run of FedAvg without noise.
+        at: The round.
+        root: Folder of the results.
+    """
+    left, drawn, errors, fewest = [], [], [], math.inf
+    for prefix in ("", "fedsgd-"):
+        some, whole = (complete(prefix + name, at, root) for name in (noised, free))
+        means, spreads = [], []
+        for values in (accuracy(some, at), accuracy(whole, at)):
+            means.append(float(np.mean(values)))
+            spreads.append(np.std(values, ddof=1) / math.sqrt(len(values)) / means[-1] if len(values) > 1 else 0.0)
+            fewest = min(fewest, len(values))
+        left.append(means[0] / means[1])
+        errors += [left[-1] * spread for spread in spreads]  # relative errors of a quotient
+        resampled = [
+            resampled_accuracy([load(folder) for folder in side], ("targets", "hits")) for side in (some, whole)
+        ]
+        drawn.append(resampled[0] / resampled[1])
+    low, high = interval(np.asarray(drawn[0] - drawn[1]))
+    half = math.hypot((high - low) / 2, 1.96 * math.hypot(*errors))
+    return Measured(100 * (left[0] - left[1]), 100 * half, fewest < RULES[rule]["seeds"])
+
+
 JUDGES = {
     "private-run": (private_run, {"private": 5000, "baseline-C5000-seed": 5000}),
     "private-rounds": (private_rounds, {"private": 5000, "baseline-seed": 5000}),
@@ -620,18 +715,29 @@ LONG_JUDGES = {
     "table-3-noise": (table_3_noise, dict.fromkeys(HEADS.values(), 3000)),
 }
 """The same for the rules on reviews_1600_200k."""
+BLOGS_JUDGES = {
+    "figure-9-clip": (figure_9_clip, dict.fromkeys((*FEDSGD_CLIPPED, "flat-S2-seed", "flat-S20-seed"), 3000)),
+    "figure-9-rounds": (figure_9_rounds, dict.fromkeys(("fedsgd-flat-S20-seed", "flat-S20-seed"), 3000)),
+    "figure-10": (
+        figure_10,
+        {f"{kind}flat-S20{s}-seed": 3000 for kind in ("", "fedsgd-") for s in ("", "-sigma0.006", "-sigma0.024")},
+    ),
+}
+"""The same for the rules on blogs."""
 
 
-def verdicts(root: Path = REVIEWS, long: Path = LONG) -> dict[str, RuleVerdict]:
+def verdicts(root: Path = REVIEWS, long: Path = LONG, blogs: Path = LONG_BLOGS) -> dict[str, RuleVerdict]:
     """Return the verdict of every rule that is tested by the runs of `private_run.py` or without training.
 
     Args:
         root: Results on reviews_81.
         long: Results on reviews_1600_200k. Rules without any run there are left out.
+        blogs: Results on blogs_1600, in the same way.
     """
     outcomes = {"private-S": private_norm(), "expect-hours": _hours()}
     judged = [(rule, *one, root) for rule, one in JUDGES.items()]
-    judged += [(rule, *one, long) for rule, one in LONG_JUDGES.items() if any(folders_of(n, long) for n in one[1])]
+    for place, judges in ((long, LONG_JUDGES), (blogs, BLOGS_JUDGES)):
+        judged += [(rule, *one, place) for rule, one in judges.items() if any(folders_of(n, place) for n in one[1])]
     for rule, judge, needed, place in judged:
         why = missing(needed, place)
         outcomes[rule] = RuleVerdict("cannot tell", why) if why else judge(place)

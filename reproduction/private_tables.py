@@ -6,7 +6,6 @@
     table_2(), figure_7_table(), trade_offs_tables()    # tables and figures of the paper
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from reproduction.private_results import (
     BLOGS,
     HEADS,
     LONG,
+    LONG_BLOGS,
     REVIEWS,
     SEEDED,
     accuracy,
@@ -53,13 +53,13 @@ WAYS = {
 
 
 def all_tables(root: Path = REVIEWS) -> list[Table]:
-    """Return the tables of results on reviews_81 and on reviews_1600_200k. Tables that have no runs are left out.
+    """Return the tables of results on reviews_81, reviews_1600_200k and blogs_1600. Tables without runs are left out.
 
     Args:
         root: Folder of the results on reviews_81.
     """
     long = [table_2(LONG), figure_7_table(LONG)] if folders_of("baseline-seed", LONG) else []
-    more = [*figure_6_table(LONG), *table_3(LONG)]
+    more = [*figure_6_table(LONG), *table_3(LONG), *fedsgd_tables(LONG_BLOGS)]
     reviews = [cohorts_table(root), repetitions_table(root), table_2(root), figure_7_table(root)]
     return [*reviews, *trade_offs_tables(root), *long, *trade_offs_tables(LONG), *sweep_tables(LONG), *more]
 
@@ -68,7 +68,7 @@ def state_table(root: Path = REVIEWS) -> Table:
     """Return a table of what was run: for each step the state of its runs, minutes, users per second, date, commits."""
     rows = []
     homes = dict.fromkeys(("private", *private_run.STEPS, *private_run.MORE_STEPS), root) | {"choose-S": BLOGS}
-    homes |= dict.fromkeys(private_run.LONG_STEPS, LONG)
+    homes |= dict.fromkeys(private_run.LONG_STEPS, LONG) | dict.fromkeys(private_run.BLOGS_STEPS, LONG_BLOGS)
     for step, home in homes.items():
         runs = private_run.named_runs(step, BLOGS)
         folders = [*(home / name for name in runs), *root.glob(f"{step}-repetition*")]
@@ -78,8 +78,9 @@ def state_table(root: Path = REVIEWS) -> Table:
             continue
         wanted, done = max(run.rounds for run, _ in runs.values()), [record[-1]["to_round"] for record in records]
         states = [f"{whole} complete"] if (whole := sum(one >= wanted for one in done)) else []
-        stopped = Counter(one for one in done if one < wanted)
-        states += [f"{count} stopped at {one:,} of {wanted:,}" for one, count in stopped.items()]
+        if stopped := sorted(one for one in done if one < wanted):
+            at = f"{stopped[0]:,}" if stopped[0] == stopped[-1] else f"{stopped[0]:,} to {stopped[-1]:,}"
+            states.append(f"{len(stopped)} stopped at {at} of {wanted:,}")
         seen = records[0]
         pace = sum(one["users_per_second"] * one["seconds"] for one in seen) / sum(one["seconds"] for one in seen)
         everything = [one for record in records for one in record]
@@ -93,7 +94,7 @@ def state_table(root: Path = REVIEWS) -> Table:
         note="Minutes and users/s are those of the first run of a step and of the runs that trained side by side with it, "
         "with start and evaluations, on one NVIDIA H200. Table 2 ran as five processes of three seeds at the same time; "
         "z1-C1667 and baseline-C1667 shared the GPU with C1250 and z1-C1250. The steps `long-…` are on reviews_1600_200k; five "
-        "of their processes shared the GPU.",
+        "of their processes shared the GPU. The steps `fedsgd-…` are on blogs_1600, as 11 to 16 processes that shared the GPU.",
     )
 
 
@@ -227,6 +228,41 @@ def sweep_tables(root: Path) -> list[Table]:
     return tables
 
 
+FEDSGD = {
+    "Figure 9: clip of FedSGD and FedAvg, without noise": {
+        **{f"FedSGD, S = {norm:g}": f"fedsgd-flat-S{norm:g}-seed" for norm in (0.5, 1, 2, 5, 20)},
+        **{f"FedAvg, S = {norm:g}": f"flat-S{norm:g}-seed" for norm in (2, 20)},
+    },
+    "Figure 10: noise of FedSGD and FedAvg at S = 20": {
+        f"{kind}, {label}": f"{prefix}flat-S20{suffix}-seed"
+        for kind, prefix, sigmas in (
+            ("FedSGD", "fedsgd-", ("", "0.001", "0.002", "0.006", "0.024")),
+            ("FedAvg", "", ("", "0.002", "0.006", "0.024")),
+        )
+        for label, suffix in ((f"σ = {one}", f"-sigma{one}") if one else ("no noise", "") for one in sigmas)
+    },
+}
+"""Figures 9 and 10: for each table the prefix of the folders of its runs by label."""
+
+
+def fedsgd_tables(root: Path) -> list[Table]:
+    """Return tables of Figures 9 and 10, FedSGD against FedAvg. A table with fewer than three runs is left out.
+
+    Args:
+        root: Folder of the results, which has the name of the corpus.
+    """
+    marks, tables = (500, 1000, 2000, 3000), []
+    note = (
+        f"FedSGD has 50 users per round: q = {_q(root, 50):.2g}, {_q(root, 50) * 3000:.2g} visits per user. FedAvg has 100: "
+        f"q = {_q(root):.2g}, {_q(root) * 3000:.2g} visits. ± is the standard deviation over seeds."
+    )
+    for title, labels in FEDSGD.items():
+        rows = _rows(labels, marks, root)
+        columns = ("", *(f"round {at:,}" for at in marks))
+        tables += [Table(title=f"{title}{_on(root)}", columns=columns, rows=rows, note=note)] if len(rows) > 2 else []
+    return tables
+
+
 def figure_6_table(root: Path) -> list[Table]:
     """Return a table of Figure 6, the baseline by users per round; no table if only the baseline of Table 2 has results.
 
@@ -298,8 +334,8 @@ def table_2(root: Path = REVIEWS) -> Table:
 
 
 def _on(root: Path) -> str:
-    """Return the end of a title: ` on reviews_1600_200k`, or nothing for reviews_81."""
-    return f" on {root.name}" if root == LONG else ""
+    """Return the end of a title: ` on reviews_1600_200k` or ` on blogs_1600`, or nothing for reviews_81."""
+    return f" on {root.name}" if root in (LONG, LONG_BLOGS) else ""
 
 
 def _q(root: Path, users: int = 100) -> float:

@@ -266,6 +266,88 @@ def test_figure_6_can_hold_fail_and_stay_open(tmp_path, ten, thousand, expected)
     assert [row[0] for row in table.rows] == ["10 users per round", "100 users per round", "1,000 users per round"]
 
 
+def make_fedsgd(place: Path, best: float, avg_at_2: float, early: float, seeds: int = 3) -> None:
+    """Write the runs of Figures 9 and 10 without noise: FedSGD ends at 17 % with S = 2, FedAvg at 19 % with S = 20.
+
+    Args:
+        place: Folder of the runs.
+        best: Accuracy of FedSGD with S = 5.
+        avg_at_2: Accuracy of FedAvg with S = 2.
+        early: Accuracy of FedAvg with S = 20 at round 1,000.
+        seeds: Number of seeds of FedSGD.
+    """
+    for norm, value in ((0.5, 15.0), (1, 16.0), (2, 17.0), (5, best), (20, 17.0)):
+        make_seeds(place, f"fedsgd-flat-S{norm:g}", {100: 5.0, 2500: value, 3000: value}, seeds)
+    make_seeds(place, "flat-S2", {100: 5.0, 2500: avg_at_2, 3000: avg_at_2})
+    make_seeds(place, "flat-S20", {100: 5.0, 1000: early, 2500: 19.0, 3000: 19.0})
+
+
+@pytest.mark.parametrize(
+    ("best", "avg_at_2", "early", "seeds", "expected"),
+    [
+        (17.05, 13.0, 18.0, 3, ("held", "held")),
+        (18.0, 13.0, 18.0, 3, ("did not hold", "held")),
+        (17.25, 13.0, 18.0, 3, ("cannot tell", "held")),
+        (17.05, 19.0, 10.0, 3, ("did not hold", "did not hold")),
+        (17.05, 13.0, 18.0, 2, ("cannot tell", "cannot tell")),  # a seed of FedSGD is missing
+        (17.05, 13.0, 16.68, 3, ("held", "cannot tell")),  # single seeds lie on both sides of 2
+    ],
+)
+def test_figure_9_can_hold_fail_and_stay_open(tmp_path, best, avg_at_2, early, seeds, expected):
+    make_fedsgd(tmp_path, best, avg_at_2, early, seeds)
+    judges = (private_results.figure_9_clip, private_results.figure_9_rounds)
+    assert tuple(judge(tmp_path).outcome for judge in judges) == expected
+    judged = private_results.verdicts(private_results.REVIEWS, private_results.LONG, tmp_path)
+    assert judged["figure-9-clip"].outcome == expected[0]
+    assert judged["figure-10"].reason.startswith("Missing: flat-S20-sigma0.006 at round 3,000")
+    (table,) = private_tables.fedsgd_tables(tmp_path)
+    assert [row[0] for row in table.rows] == [
+        *(f"FedSGD, S = {n}" for n in ("0.5", 1, 2, 5, 20)),
+        "FedAvg, S = 2",
+        "FedAvg, S = 20",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sgd", "avg", "expected"),
+    [
+        ((15.0, 9.0), (18.8, 17.0), "held"),
+        ((15.0, 16.0), (18.8, 14.0), "did not hold"),
+        ((15.0, 9.0), (16.75, 17.0), "cannot tell"),
+    ],
+)
+def test_figure_10_can_hold_fail_and_stay_open(tmp_path, sgd, avg, expected):
+    """Each share lost is relative to the accuracy of the same algorithm without noise."""
+    make_fedsgd(tmp_path, 17.0, 13.0, 18.0)
+    for prefix, values in (("fedsgd-", sgd), ("", avg)):
+        for sigma, value in zip(("0.006", "0.024"), values, strict=True):
+            make_seeds(tmp_path, f"{prefix}flat-S20-sigma{sigma}", {100: 5.0, 2500: value, 3000: value})
+    judged = private_results.verdicts(private_results.REVIEWS, private_results.LONG, tmp_path)["figure-10"]
+    assert judged.outcome == expected
+    lost = 100 * (mean_end(avg[0]) / mean_end(19.0) - mean_end(sgd[0]) / mean_end(17.0))
+    assert f"sigma = 0.006: FedSGD loses {lost:+.1f} points" in judged.reason
+
+
+def mean_end(value: float) -> float:
+    """Return the value plus the mean shift of the three seeds of `make_seeds`."""
+    return value + 0.04
+
+
+def test_steps_on_blogs_are_those_of_the_rules(tmp_path):
+    clips, noise = (runs_of(step, tmp_path) for step in private_run.BLOGS_STEPS)
+    assert (len(clips), len(noise)) == (21, 24)
+    assert not clips.keys() & noise.keys()
+    for name, run in (clips | noise).items():
+        is_fedsgd = name.startswith("fedsgd")
+        assert run["corpus"]["path"] == str(tmp_path / "blogs_1600")
+        assert run["privacy"]["population"] == 10_229
+        assert run["update"]["kind"] == ("fedsgd" if is_fedsgd else "fedavg")
+        assert run["sampling"]["users_per_round"] == (50 if is_fedsgd else 100)
+        assert (run["training"]["rounds"], run["evaluation"]["every"]) == (3000, 100)
+    needed = {name for _, needs in private_results.BLOGS_JUDGES.values() for name in needs}
+    assert needed <= {name.removesuffix("1") for name in clips | noise}
+
+
 def make_heads(place: Path, accuracies: list[float], heads: list[float]) -> None:
     """Write the seven models of Table 3 with these accuracies and mean numbers of head words."""
     for name, value, head in zip(private_results.HEADS.values(), accuracies, heads, strict=True):
