@@ -1,8 +1,9 @@
-"""Writes and reads checkpoints and released models, as safetensors files.
+"""Writes and reads checkpoints and released models, as safetensors files, and reads the words of a run folder.
 
     save_checkpoint(folder, model, state, ledger, keep=2)     # also writes the released model
     checkpoint = newest_checkpoint(folder)                    # .state, .ledger_length, .ledger_head
     params_P = load_model(folder.model, model)                # a released model
+    vocabulary, tokens = read_words(folder, run, facts)       # compared with the ledger's header
 
 A checkpoint holds the `State` after a round and the position of the ledger at that moment (its length and the hash of
 its last line). The released model holds that position too. A reader compares it with the ledger and so detects a ledger
@@ -13,6 +14,7 @@ read. Nothing is ever unpickled.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,16 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from unheard.errors import CheckpointCorrupt
+from unheard.corpus.store import tokens_digest
+from unheard.corpus.vocabulary import Vocabulary
+from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, RunFolderError
 from unheard.models.model import LanguageModel
 from unheard.parameters import Layout
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.run_ledger import JointLedger
 from unheard.run_folder import RunFolder, checkpoint_files, replace_file
 from unheard.training.round import State
+from unheard.training.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +192,52 @@ def released_model(path: Path, model: LanguageModel) -> tuple[Tensor, int]:
     """
     tensors, facts = _load(path, "Give a model.safetensors that `unheard` wrote; resuming its run writes it again.")
     return model.layout.join(tensors), int(facts.get("round", 0))
+
+
+def read_words(folder: RunFolder, run: Run, facts: Mapping[str, Any]) -> tuple[Vocabulary, dict[str, Any]]:
+    """Read vocabulary.txt and tokens.json of a run folder, and compare them with the digests in the ledger's header.
+
+    Args:
+        folder: The run folder.
+        run: The run, from its run file.
+        facts: The header of the run's ledger.
+
+    Returns:
+        The vocabulary, and the record of the tokenizer for `tokenizer_from_table`. The record is empty if the folder has no
+        tokens.json.
+
+    Raises:
+        RunFolderError: A file is missing, damaged or not the one that the run began with.
+    """
+    try:
+        table = json.loads(folder.tokens.read_text(encoding="utf-8")) if folder.tokens.exists() else {}
+        if not isinstance(table, dict):
+            raise ValueError
+    except (ValueError, OSError, RecursionError):
+        raise RunFolderError(f"{folder.tokens} is damaged: copy it from the corpus.") from None
+    try:
+        vocabulary = Vocabulary.load(folder.vocabulary)
+    except CorpusError as error:  # not an error of a store that may be on another machine
+        raise RunFolderError(f"{error} Copy vocabulary.txt from the corpus.") from None
+    except (OSError, InvalidValue) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise RunFolderError(f"{folder.vocabulary} is damaged ({why}): copy it from the corpus.") from None
+    named = {
+        "vocabulary.txt": (facts.get("vocabulary") or {}).get("sha256"),
+        "tokens.json": facts.get("tokens_sha256"),
+    }
+    read = {"vocabulary.txt": vocabulary.digest, "tokens.json": tokens_digest(table)}
+    for name, digest in named.items():
+        if digest not in (None, read[name]):  # None: an older version did not record this digest
+            raise RunFolderError(
+                f"{folder.path / name} is not the one that the run began with: copy it from the corpus."
+            )
+    if len(vocabulary) != run.model.vocabulary_size:
+        raise RunFolderError(
+            f"{folder.vocabulary} has {len(vocabulary)} words, the model {run.model.vocabulary_size} rows: "
+            "copy it from the corpus."
+        )
+    return vocabulary, table
 
 
 def recorded_layout(path: Path) -> Layout | None:

@@ -60,8 +60,14 @@ from unheard.privacy.run_ledger import (
 from unheard.privacy.saved_statement import check_saved_statement
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
 from unheard.run_folder import RunFolder, replace_file
-from unheard.training.checkpoint import load_model, newest_checkpoint, parameters_digest, restore_model, save_checkpoint
-from unheard.training.released import read_words
+from unheard.training.checkpoint import (
+    load_model,
+    newest_checkpoint,
+    parameters_digest,
+    read_words,
+    restore_model,
+    save_checkpoint,
+)
 from unheard.training.round import State
 from unheard.training.run import Run, hint_for_older_run, run_hash, run_toml
 from unheard.training.worker import build_on_ranks

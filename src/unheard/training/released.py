@@ -9,27 +9,24 @@ needs a token store. The model is checked against the run's ledger, and against 
 folder has one. `deployment.model.open_model` also opens exports and personal models, for the keyboard.
 """
 
-import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from unheard.corpus.store import TokenStore, tokens_digest
+from unheard.corpus.store import TokenStore
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.engines.distributed.process_group import ProcessGroup
-from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, ModelError, RunFolderError, RunFolderMissing
+from unheard.errors import CheckpointCorrupt, CorpusError, ModelError, RunFolderMissing
 from unheard.evaluation.next_word import Evaluation, predict
 from unheard.evaluation.next_word import evaluate as evaluate_users
 from unheard.privacy.ledger import run_id
 from unheard.privacy.run_ledger import read_run_ledger
 from unheard.run_folder import RunFolder
-from unheard.training.checkpoint import checkpoint_name, read_checkpoint, released_model
+from unheard.training.checkpoint import checkpoint_name, read_checkpoint, read_words, released_model
 from unheard.training.run import Run, read_saved_run
 from unheard.training.worker import parallel_map_for
 from unheard.updates.user_update import users_in_turn
@@ -83,12 +80,12 @@ class Released:
         ledger = read_run_ledger(folder)
         facts = ledger.facts
         run, _ = read_saved_run(folder.run_file)
-        vocabulary, tokenizer = read_words(folder, run, facts)
+        vocabulary, record = read_words(folder, run, facts)
         return cls(
             run=run,
             params_P=_own_model(folder, run),
             vocabulary=vocabulary,
-            tokenizer=tokenizer,
+            tokenizer=tokenizer_from_table(record) if record else WordTokenizer(),
             id=run_id(ledger),
             corpus=facts.get("corpus"),
         )
@@ -96,48 +93,6 @@ class Released:
     def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:
         """Return the `top` most likely next words after a text, most likely first, as pairs (word, probability)."""
         return predict(self.run.model, self.params_P, self.vocabulary, self.tokenizer.split(text), top)
-
-
-def read_words(folder: RunFolder, run: Run, facts: Mapping[str, Any]) -> tuple[Vocabulary, Tokenizer]:
-    """Read vocabulary.txt and tokens.json of a run folder, and compare them with the digests in the ledger's header.
-
-    Args:
-        folder: The run folder.
-        run: The run, from its run file.
-        facts: The header of the run's ledger.
-
-    Raises:
-        RunFolderError: A file is missing, damaged or not the one that the run began with.
-    """
-    try:
-        table = json.loads(folder.tokens.read_text(encoding="utf-8")) if folder.tokens.exists() else {}
-        if not isinstance(table, dict):
-            raise ValueError
-    except (ValueError, OSError, RecursionError):
-        raise RunFolderError(f"{folder.tokens} is damaged: copy it from the corpus.") from None
-    try:
-        vocabulary = Vocabulary.load(folder.vocabulary)
-    except CorpusError as error:  # not an error of a store that may be on another machine
-        raise RunFolderError(f"{error} Copy vocabulary.txt from the corpus.") from None
-    except (OSError, InvalidValue) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise RunFolderError(f"{folder.vocabulary} is damaged ({why}): copy it from the corpus.") from None
-    named = {
-        "vocabulary.txt": (facts.get("vocabulary") or {}).get("sha256"),
-        "tokens.json": facts.get("tokens_sha256"),
-    }
-    read = {"vocabulary.txt": vocabulary.digest, "tokens.json": tokens_digest(table)}
-    for name, digest in named.items():
-        if digest not in (None, read[name]):  # None: an older version did not record this digest
-            raise RunFolderError(
-                f"{folder.path / name} is not the one that the run began with: copy it from the corpus."
-            )
-    if len(vocabulary) != run.model.vocabulary_size:
-        raise RunFolderError(
-            f"{folder.vocabulary} has {len(vocabulary)} words, the model {run.model.vocabulary_size} rows: "
-            "copy it from the corpus."
-        )
-    return vocabulary, tokenizer_from_table(table) if table else WordTokenizer()
 
 
 def _own_model(folder: RunFolder, run: Run) -> Tensor:
