@@ -53,6 +53,12 @@ def test_the_same_seed_gives_the_same_corpus_and_another_seed_another(real, tmp_
     assert read[0] != read[2]
 
 
+def test_nobody_who_is_held_out_has_the_text_of_somebody_in_train(real, tmp_path):
+    store = synthesise(real, tmp_path / "s", users=20, tokens_per_user=30, held_out=20)
+    train, held_out = ({tuple(users.tokens(k).tolist()) for k in range(20)} for users in (store.train, store.held_out))
+    assert not train & held_out
+
+
 def test_words_follow_each_other_as_they_do_in_the_store(real):
     model = fit(real)
     draws = (np.arange(1000) + 0.5) / 1000

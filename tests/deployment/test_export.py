@@ -44,6 +44,14 @@ def test_every_model_and_option_predicts_on_10_000_contexts_what_pytorch_predict
     assert found[INT8].numbers()["same_first_choice"] > 0.95
 
 
+def test_every_text_of_a_comparison_is_drawn_anew(wild, monkeypatch):
+    model, texts = unheard.TiedLSTM(**SMALL), []
+    monkeypatch.setattr(ParityCheck, "add", lambda self, words_NT: texts.extend(map(tuple, words_NT.tolist())))
+    compared(model, wild(model))
+    assert len(set(texts)) > 0.9 * len(texts)
+    assert len(texts) * (len(texts[0])) >= CONTEXTS
+
+
 def test_the_papers_model_agrees_and_is_1_4_megabytes_in_int8(wild, monkeypatch):
     monkeypatch.setattr("unheard.deployment.export.TEXTS", AT_ONCE)  # 640 contexts: each has 10,000 scores
     model = unheard.TiedLSTM(vocabulary_size=10_000)

@@ -131,6 +131,19 @@ def test_a_node_answers_for_itself_alone(identity):
     assert exchanged(replies) == {1: 1, 2: 2, 3: 3}
 
 
+def test_a_ticket_says_nothing_of_its_node_and_is_never_used_again(identity):
+    """A hostile node that knows the node ids, or tickets of earlier requests, cannot answer for another node."""
+    sent = []
+
+    def replies(message):
+        sent.append(ticket_of(message.content))
+        return [answered(message, 1, ticket=f"{message.metadata.dst_node_id:0{digits}x}") for digits in (1, 16, 32)]
+
+    assert exchanged(replies) == exchanged(replies) == {}
+    assert len({*sent}) == len(sent) == 6
+    assert all(len(ticket) == 32 for ticket in sent)
+
+
 def test_a_reply_that_flower_cannot_read_takes_no_other_with_it(identity):
     def replies(message):
         if message.metadata.dst_node_id == 2:

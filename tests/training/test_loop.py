@@ -135,10 +135,13 @@ def test_rounds_done_again_are_charged_again_and_draw_anew(run, tmp_path, monkey
     monkeypatch.setattr(loop, "save_checkpoint", _only_at_even_rounds(loop.save_checkpoint))
     with pytest.raises(MemoryError):
         list(unheard.train(run, tmp_path / "r"))
-    assert [r.round for r in unheard.resume(tmp_path / "r")] == [3, 4, 5, 6]
-    rounds = [e.round for e in Ledger.read(tmp_path / "r" / "ledger.jsonl").entries]
-    assert rounds == [0, 1, 2, 3, 2, 3, 4, 5]
+    reports = list(unheard.resume(tmp_path / "r"))
+    assert [report.round for report in reports] == [3, 4, 5, 6]
+    ledger = Ledger.read(tmp_path / "r" / "ledger.jsonl")
+    assert [entry.round for entry in ledger.entries] == [0, 1, 2, 3, 2, 3, 4, 5]
     assert attempts == list(range(8))  # no attempt's randomness is used twice
+    for report, charges in zip(reports, (5, 6, 7, 8), strict=True):
+        assert report.epsilon == pytest.approx(epsilon(ledger.events[:charges], run.claimed_delta, "rdp"))
 
 
 def _only_at_even_rounds(save):
@@ -466,6 +469,8 @@ def test_a_vocabulary_that_was_paid_for_is_in_the_ledger(run, store, tmp_path, m
     list(unheard.train(run, tmp_path / "r"))
     events = Ledger.read(tmp_path / "r" / "ledger.jsonl").events
     assert [type(e).__name__ for e in events[:3]] == ["Gaussian", "FailureProbability", "PoissonGaussian"]
+    (further,) = unheard.resume(tmp_path / "r", rounds=run.training.rounds + 1)
+    assert further.epsilon == pytest.approx(epsilon([*events, events[-1]], run.claimed_delta, "rdp"))
 
 
 def test_a_released_model_predicts(run, tmp_path):
