@@ -151,7 +151,7 @@ def noise_key(kind: str, population: int, epsilon: float, settings: Settings = S
 def least_noise(kind: str, population: int, epsilon: float) -> float:
     """Return a noise multiplier at which all rounds together spend 98 to 100 % of epsilon."""
     from unheard.privacy.accountants import best_epsilon
-    from unheard.privacy.planner import default_delta
+    from unheard.privacy.budget import default_delta
 
     def spent(z: float) -> float:
         """Return the epsilon of all rounds at noise multiplier z."""

@@ -13,7 +13,7 @@ import pytest
 
 import unheard
 from unheard import storage
-from unheard.cli import processes
+from unheard.cli import display, processes
 
 pytestmark = pytest.mark.system
 
@@ -139,9 +139,9 @@ def test_an_error_that_follows_a_signal_is_not_printed_beside_the_line(tmp_path)
     """The signal also ends the workers of the command, which the command may report as an error before it ends."""
     (tmp_path / "unheard").write_text(
         "import os, signal, sys, time\n"
-        "from unheard.cli import main, processes\n"
+        "from unheard.cli import display, main\n"
         "from unheard.errors import InvalidValue\n"
-        "processes.set_stop_message(lambda: time.sleep(0.3) or 'Stopped. All is kept.')\n"
+        "display.set_stop_message(lambda: time.sleep(0.3) or 'Stopped. All is kept.')\n"
         "def fails():\n    os.kill(os.getpid(), signal.SIGTERM)\n    raise InvalidValue('a worker ended')\n"
         "main.run_app(fails)\n"
     )
@@ -190,11 +190,11 @@ def test_folders_under_temporary_names_are_deleted(tmp_path):
 
 def test_the_message_of_a_stop_describes_the_files_on_disk(tmp_path):
     out = tmp_path / "store"
-    assert processes.store_stop_message(out) == processes.NOTHING_WRITTEN
+    assert display.store_stop_message(out) == processes.NOTHING_WRITTEN
     out.with_name("store.partial").mkdir()
-    assert "same command continues" in processes.store_stop_message(out)
-    assert "before" in processes.output_stop_message(out)
+    assert "same command continues" in display.store_stop_message(out)
+    assert "before" in display.output_stop_message(out)
     out.mkdir()
     (out / "corpus.json").write_text("{}")
-    assert processes.store_stop_message(out).endswith("is complete.")
-    assert processes.output_stop_message(out).endswith("is complete.")
+    assert display.store_stop_message(out).endswith("is complete.")
+    assert display.output_stop_message(out).endswith("is complete.")

@@ -390,7 +390,7 @@ def test_ctrl_c_says_what_the_command_keeps(capsys, monkeypatch):
         yield report
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(processes, "_describe_stop", [lambda: "Stopped. Three rounds are saved."])
+    monkeypatch.setattr(processes, "describe_stop", [lambda: "Stopped. Three rounds are saved."])
     report = RoundReport(round=1, rounds=2, epsilon=1.0, delta=1e-5)
     with pytest.raises(KeyboardInterrupt):
         show_rounds(interrupted(report), "first", folder=Path("runs/first"))

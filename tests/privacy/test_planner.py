@@ -6,7 +6,9 @@ import pytest
 
 from unheard.errors import InvalidValue
 from unheard.privacy.accountants import epsilon
-from unheard.privacy.planner import PAPER_PARAMETERS, CostEstimate, NoiseLevel, default_delta, feasible_plans, plan
+from unheard.privacy.budget import default_delta
+from unheard.privacy.events import NoiseLevel
+from unheard.privacy.planner import PAPER_PARAMETERS, CostEstimate, feasible_plans, plan
 
 PAPER = {"population": 763430, "users_per_round": 5000, "noise_multiplier": 1.0, "rounds": 5000, "delta": 1e-9}
 PLANNED = {"users" if name == "population" else name: value for name, value in PAPER.items()}

@@ -10,8 +10,7 @@ import tomli_w
 
 import unheard
 from unheard.errors import InvalidValue, UnheardError, UnknownKey
-from unheard.privacy.budget import Budget
-from unheard.privacy.planner import default_delta
+from unheard.privacy.budget import Budget, default_delta
 from unheard.training.run import (
     read_run_file,
     read_saved_run,

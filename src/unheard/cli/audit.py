@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unheard import storage
-from unheard.cli.display import confirm_no_noise, counted_bar, note, say
+from unheard.cli.display import confirm_no_noise, counted_bar, note, say, set_stop_message
 from unheard.cli.options import AsJson, Corpus, Processes, RunDir, Yes, number, option
-from unheard.cli.processes import run_on_processes, set_stop_message
+from unheard.cli.processes import run_on_processes
 from unheard.errors import InputError
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from unheard.cli.display import console, echo, notes, step_bars
+from unheard.cli.display import console, echo, notes, output_stop_message, set_stop_message, step_bars
 from unheard.cli.options import StoreDir, Workers, number, option
-from unheard.cli.processes import output_stop_message, set_stop_message
 from unheard.errors import InvalidValue
 
 if TYPE_CHECKING:

@@ -8,9 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from unheard.cli.display import confirm_no_noise, if_interrupted, notes, print_table, say, show_rounds, step_bars
+from unheard.cli.display import (
+    confirm_no_noise,
+    if_interrupted,
+    notes,
+    print_table,
+    say,
+    set_stop_message,
+    show_rounds,
+    step_bars,
+    store_stop_message,
+)
 from unheard.cli.options import Yes, number, option
-from unheard.cli.processes import set_stop_message, store_stop_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,9 +23,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from unheard.cli.display import console, counted_bar, notes, say
+from unheard.cli.display import console, counted_bar, notes, output_stop_message, say, set_stop_message
 from unheard.cli.options import Force, License, RunDir, number, option
-from unheard.cli.processes import let_unwind, output_stop_message, set_stop_message
+from unheard.cli.processes import let_unwind
 from unheard.errors import InputError
 from unheard.formatting import shown_word
 from unheard.run_folder import RunFolder

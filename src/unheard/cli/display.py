@@ -8,6 +8,7 @@ If standard error is a file, progress bars appear only when they end, so `log` p
     warn_of_delta(delta)                          a warning before a run begins
     show_noise(run), warn_of_noise(level)         sigma, and a warning if the noise will dominate the updates
     confirm_no_noise(runs, yes)                   the question before a run without noise
+    set_stop_message(describe)                    what a signal prints: what is saved, and how to continue
     with step_bars() as progress: ...             one bar for each named step: progress(step, fraction)
     with counted_bar() as progress: ...           the same for counted steps: progress(step, done, total)
     show_rounds(reports, title), show_runs(...)   train by reading the reports of one run or several, with progress bars
@@ -16,6 +17,7 @@ If standard error is a file, progress bars appear only when they end, so `log` p
 
 import contextlib
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,11 +43,11 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from unheard.cli.processes import is_rank, let_unwind, stop_message
+from unheard.cli.processes import NOTHING_WRITTEN, describe_stop, is_rank, let_unwind, stop_message
 from unheard.formatting import SEPARATOR, accountant_title, epsilon_text, printable, small
 
 if TYPE_CHECKING:
-    from unheard.privacy.planner import NoiseLevel
+    from unheard.privacy.events import NoiseLevel
     from unheard.report.tables import Table
     from unheard.training.loop import RoundReport
     from unheard.training.run import Run
@@ -107,9 +109,9 @@ def note(sentence: str, style: str = "") -> None:
 
 def warn_of_delta(delta: float) -> None:
     """Print a warning on standard error if delta is so large that the guarantee is weak."""
-    from unheard.privacy.planner import caution
+    from unheard.privacy.budget import delta_caution
 
-    if sentence := caution(delta):
+    if sentence := delta_caution(delta):
         note(sentence, style="bold yellow")
 
 
@@ -168,6 +170,52 @@ def confirm_no_noise(runs: "Sequence[Run]", yes: bool, *, can_ask: bool = True) 
     return True
 
 
+def set_stop_message(describe: Callable[[], str]) -> None:
+    """Set the function that returns the stop message.
+
+    It is called when the command is stopped; it looks at the disk and says what is saved and how to continue.
+    """
+    describe_stop[:] = [describe]
+
+
+def store_stop_message(out: Path) -> str:
+    """Return the stop message of `prepare`, which writes the store `out`."""
+    if (out / "corpus.json").is_file():
+        return f"Stopped. The store at {out} is complete."
+    partial = out.resolve().with_name(
+        out.resolve().name + ".partial"
+    )  # as corpus.store.partial_path, without its imports
+    if partial.is_dir():
+        return f"Stopped. Finished steps are kept in {partial}; the same command continues from there."
+    return NOTHING_WRITTEN
+
+
+def output_stop_message(out: Path, *, also: str = "") -> str:
+    """Return the stop message of a command whose output appears on disk only when it is complete.
+
+    Args:
+        out: The file or folder that the command writes.
+        also: A sentence on what else is saved, for the case that `out` does not exist yet.
+    """
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        return f"Stopped. {out} is complete."
+    return f"Stopped before {out} was written.{f' {also}' if also else ''} Run the same command again."
+
+
+def run_stop_message(folder: Path) -> str:
+    """Return the stop message of a command that trains one run in `folder`."""
+    if (folder / "ledger.jsonl").exists():
+        return f"Stopped. What was done is saved: unheard resume {shlex.quote(str(folder))} continues."
+    return NOTHING_WRITTEN
+
+
+def runs_stop_message(out: Path) -> str:
+    """Return the stop message of a command that trains several runs, each in a folder inside `out`."""
+    if any(out.rglob("ledger.jsonl")):
+        return "Stopped. What was done is saved: the same command continues."
+    return NOTHING_WRITTEN
+
+
 @contextlib.contextmanager
 def if_interrupted(sentence: str = "") -> Iterator[None]:
     """If Ctrl-C ends the block, print what is saved and how to continue, and raise `KeyboardInterrupt` again.
@@ -175,7 +223,7 @@ def if_interrupted(sentence: str = "") -> Iterator[None]:
     A rank prints nothing, because its launcher prints the message.
 
     Args:
-        sentence: The message; by default that of `processes.set_stop_message`.
+        sentence: The message; by default that of `set_stop_message`.
     """
     try:
         yield

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.table import Table
 
-from unheard.cli.display import console, counted_bar, note, notes, print_table
+from unheard.cli.display import console, counted_bar, note, notes, print_table, set_stop_message
 from unheard.cli.options import AsJson, Processes, RunDir, number, option
-from unheard.cli.processes import run_on_processes, set_stop_message
+from unheard.cli.processes import run_on_processes
 from unheard.errors import CorpusCorrupt, CorpusError
 from unheard.run_folder import RunFolder
 

@@ -88,7 +88,7 @@ class RunOptions:
     @property
     def values(self) -> dict[str, Any]:
         """The arguments of a `CostEstimate` except the population; None for an option that is left out."""
-        from unheard.privacy.planner import default_delta
+        from unheard.privacy.budget import default_delta
 
         return {
             "users_per_round": self.users_per_round,
@@ -335,7 +335,7 @@ def _show_feasible(run: RunOptions, as_json: bool) -> None:
 def _print_feasible(plans: "list[FeasiblePlan]", target: float) -> None:
     """Print a table with one row for each plan: its size, sigma, epsilon, and the expected effect of the noise."""
     from unheard.privacy.accountants import ACCOUNTANTS
-    from unheard.privacy.planner import COSTLY_RATIO, DOMINANT_RATIO, FREE_RATIO
+    from unheard.privacy.events import COSTLY_RATIO, DOMINANT_RATIO, FREE_RATIO
 
     console = safe_console(highlight=False)
     first = plans[0]

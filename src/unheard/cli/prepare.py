@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from unheard.cli.display import echo, note, notes, say, step_bars
+from unheard.cli.display import echo, note, notes, say, set_stop_message, step_bars, store_stop_message
 from unheard.cli.options import MACHINE, Workers, option
-from unheard.cli.processes import set_stop_message, store_stop_message
 
 if TYPE_CHECKING:
     from unheard.corpus.pipeline import Preparation, PreparedStore

@@ -4,7 +4,7 @@
 continue. Most commands have only complete files on disk at any moment, so they may end without unwinding. A separate
 thread waits for the signal, because the main thread may be in a query or an import of many seconds. `cli/__init__.py`
 calls `stop_at_signals` when the command line starts, before the slow imports; this module therefore imports only the
-standard library. A command sets the text of the line with `set_stop_message` as soon as its options are read. Commands
+standard library. A command sets the text of the line with `display.set_stop_message` as soon as its options are read. Commands
 that train or serve call `let_unwind` before the first step that needs cleaning up; from then on a signal raises
 `KeyboardInterrupt`.
 
@@ -23,7 +23,6 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -42,7 +41,8 @@ LAUNCHER = "UNHEARD_LAUNCHER"
 """The environment variable in which the launcher of `--processes` gives its process id to the ranks."""
 NOTHING_WRITTEN = "Stopped before anything was written. Run the same command again."
 
-_describe_stop: list[Callable[[], str]] = []
+describe_stop: list[Callable[[], str]] = []
+"""The function that returns the stop message, if the command has set one (`display.set_stop_message`)."""
 _is_armed: list[bool] = []
 _ends_at_once = threading.Event()
 _is_stopping = threading.Event()
@@ -120,55 +120,9 @@ def signals_as_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def set_stop_message(describe: Callable[[], str]) -> None:
-    """Set the function that returns the stop message.
-
-    It is called when the command is stopped; it looks at the disk and says what is saved and how to continue.
-    """
-    _describe_stop[:] = [describe]
-
-
-def store_stop_message(out: Path) -> str:
-    """Return the stop message of `prepare`, which writes the store `out`."""
-    if (out / "corpus.json").is_file():
-        return f"Stopped. The store at {out} is complete."
-    partial = out.resolve().with_name(
-        out.resolve().name + ".partial"
-    )  # as corpus.store.partial_path, without its imports
-    if partial.is_dir():
-        return f"Stopped. Finished steps are kept in {partial}; the same command continues from there."
-    return NOTHING_WRITTEN
-
-
-def output_stop_message(out: Path, *, also: str = "") -> str:
-    """Return the stop message of a command whose output appears on disk only when it is complete.
-
-    Args:
-        out: The file or folder that the command writes.
-        also: A sentence on what else is saved, for the case that `out` does not exist yet.
-    """
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        return f"Stopped. {out} is complete."
-    return f"Stopped before {out} was written.{f' {also}' if also else ''} Run the same command again."
-
-
-def run_stop_message(folder: Path) -> str:
-    """Return the stop message of a command that trains one run in `folder`."""
-    if (folder / "ledger.jsonl").exists():
-        return f"Stopped. What was done is saved: unheard resume {shlex.quote(str(folder))} continues."
-    return NOTHING_WRITTEN
-
-
-def runs_stop_message(out: Path) -> str:
-    """Return the stop message of a command that trains several runs, each in a folder inside `out`."""
-    if any(out.rglob("ledger.jsonl")):
-        return "Stopped. What was done is saved: the same command continues."
-    return NOTHING_WRITTEN
-
-
 def stop_message() -> str:
     """Return the message of a command that is stopped now: what is saved, and how to continue."""
-    return _describe_stop[0]() if _describe_stop else NOTHING_WRITTEN
+    return describe_stop[0]() if describe_stop else NOTHING_WRITTEN
 
 
 def is_rank() -> bool:

@@ -22,9 +22,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from unheard.cli.display import console, curves, note, notes, print_curves, print_table, say
+from unheard.cli.display import (
+    console,
+    curves,
+    note,
+    notes,
+    output_stop_message,
+    print_curves,
+    print_table,
+    say,
+    set_stop_message,
+)
 from unheard.cli.options import MEASURES_SAVED, AsJson, ComparisonOptions, RunDirs, option
-from unheard.cli.processes import let_unwind, output_stop_message, set_stop_message
+from unheard.cli.processes import let_unwind
 from unheard.formatting import accountant_title, duration, epsilon_text, number, percent, small
 
 if TYPE_CHECKING:

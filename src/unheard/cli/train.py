@@ -31,7 +31,10 @@ from unheard.cli.display import (
     console,
     note,
     notes,
+    run_stop_message,
+    runs_stop_message,
     say,
+    set_stop_message,
     show_noise,
     show_rounds,
     show_runs,
@@ -55,14 +58,7 @@ from unheard.cli.options import (
     number,
     option,
 )
-from unheard.cli.processes import (
-    let_unwind,
-    run_on_processes,
-    run_stop_message,
-    runs_stop_message,
-    set_stop_message,
-    was_restarted,
-)
+from unheard.cli.processes import let_unwind, run_on_processes, was_restarted
 from unheard.errors import InvalidValue
 from unheard.formatting import accountant_title, epsilon_text, small
 from unheard.run_folder import RunFolder

@@ -14,9 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from unheard.cli.display import confirm_no_noise, console, echo, if_interrupted, note, notes, say, show_runs
+from unheard.cli.display import (
+    confirm_no_noise,
+    console,
+    echo,
+    if_interrupted,
+    note,
+    notes,
+    runs_stop_message,
+    say,
+    set_stop_message,
+    show_runs,
+)
 from unheard.cli.options import AsJson, EngineOptions, RunFile, SetKeys, StopAfter, Yes, number, option
-from unheard.cli.processes import let_unwind, runs_stop_message, set_stop_message, signals_as_ctrl_c
+from unheard.cli.processes import let_unwind, signals_as_ctrl_c
 from unheard.cli.train import parse_vary, read_run
 from unheard.errors import InvalidValue, PrivacyError
 from unheard.formatting import accountant_title, small

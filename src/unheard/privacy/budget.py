@@ -314,6 +314,7 @@ ODOMETER_FIRST, ODOMETER_STEP = 0.02, 1.25
 """The budgets of the odometer's filters: ODOMETER_FIRST * ODOMETER_STEP^k for k = 0, 1, ..., at each order."""
 EARLIER_RUN = "an earlier run"
 """The value of `start.from` in a ledger's header if the run began from the model of an earlier run on these users."""
+LARGE_DELTA = 1e-2
 SMALLEST_DELTA = 1e-200
 """The smallest delta that `_smallest` tries."""
 
@@ -648,3 +649,22 @@ def _smallest(holds: Callable[[float], bool]) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(math.exp(middle)) else (middle, high)
     return math.exp(high)
+
+
+def default_delta(population: int) -> float:
+    """Return the paper's delta: population^-1.1."""
+    return population**-1.1
+
+
+def delta_caution(delta: float) -> str | None:
+    """Return a warning if delta is allowed but so large that the guarantee means little; None otherwise.
+
+    The default delta, users^-1.1, is that large for populations below 66 users.
+    """
+    if delta <= LARGE_DELTA:
+        return None
+    return (
+        f"delta = {delta:.3g} is large: with that probability, more than once in a hundred, epsilon need not hold. Only a "
+        "population below 100 users allows it. Give a smaller one ([privacy] delta in a run file, --delta of `unheard plan`), "
+        "which costs more epsilon, or learn from more users."
+    )

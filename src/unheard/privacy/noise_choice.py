@@ -28,9 +28,10 @@ from scipy.optimize import brentq
 from unheard.config import require
 from unheard.errors import AccountingError
 from unheard.privacy.accountants import CLAIMED, RUNNING_ACCOUNTANT, Bound, bound_by, rough_epsilon
+from unheard.privacy.budget import default_delta
 from unheard.privacy.events import Event, Gaussian, PoissonGaussian
 from unheard.privacy.matrix_factorization import Factorisation, independent_error, optimise
-from unheard.privacy.planner import LEAST_NOISE, MOST_NOISE, CostEstimate, Progress, default_delta
+from unheard.privacy.planner import LEAST_NOISE, MOST_NOISE, CostEstimate, Progress
 
 STEPS_PER_UNIT = 1000
 """Noise multipliers are rounded up to a multiple of 1 / `STEPS_PER_UNIT`."""

@@ -34,16 +34,14 @@ from unheard.privacy.accountants import (
     versions,
 )
 from unheard.privacy.accountants import epsilon as epsilon_of_events
-from unheard.privacy.events import ExampleGaussian, PoissonGaussian
+from unheard.privacy.budget import default_delta
+from unheard.privacy.events import ExampleGaussian, NoiseLevel, PoissonGaussian
 
 MOST_ROUNDS = 10**7
 MOST_NOISE, LEAST_NOISE = 1e6, 1e-2
-LARGE_DELTA = 1e-2
 PAPER_PARAMETERS, PAPER_CLIP_NORM = 1_346_144, 15.0
 """The number of parameters of the paper's model, and a clip norm S that the paper uses. They are the defaults for
 judging the size of the noise when no model is given."""
-FREE_RATIO, COSTLY_RATIO, DOMINANT_RATIO = 0.25, 1.0, 5.0
-"""Limits of `NoiseLevel.ratio`; the docstring of `NoiseLevel` says where they come from."""
 FEASIBLE_COHORTS, FEASIBLE_ROUNDS = (100, 300, 1000, 3000, 10_000, 30_000, 100_000), (500, 2000)
 UNKNOWNS = ("noise_multiplier", "users_per_round", "rounds")
 Progress = Callable[[str], None]
@@ -121,7 +119,7 @@ class CostEstimate:
             return any(self.meets(target, name) for name in sorted(CLAIMED, key=lambda name: not _is_quick(name)))
         return self.bound(accountant).epsilon <= target
 
-    def noise_level(self, clip_norm: float, parameters: int) -> "NoiseLevel":
+    def noise_level(self, clip_norm: float, parameters: int) -> NoiseLevel:
         """Return how large the noise of one round is, compared with the updates.
 
         Args:
@@ -317,80 +315,6 @@ def plan(
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseLevel:
-    """How large the noise of one round is, compared with the largest possible update of one user.
-
-    The ratio compares two norms. Noise with standard deviation sigma on P parameters has norm sigma * sqrt(P); the
-    average of updates that are clipped to S has a norm of at most S. The limits of the ratio come from these
-    experiments. A larger ratio gave a worse model, although S, P and sigma differ between the experiments:
-
-    - 0.23: the paper's LSTM (P = 1,346,144, S = 15) loses 0.13 points of accuracy at sigma = 0.003; a small cost.
-    - 0.93: the same model loses 1.3 points at sigma = 0.012 (Table 2 of the paper); it trains.
-    - 0.23 and 0.93, with 750,947 reviewers as users and one local step each: the same model loses 1.35 and 7.6 points,
-      and still trains (17.7 % accuracy after 5,000 rounds; a bigram model has 18.5 %). Short texts make small updates.
-    - 0.88, 3.5, 7 and 14: the demo's LSTM (P = 122,912, S = 8, 75 users per round) has perplexity 124, 181, 292 and 544
-      after 30 rounds. Word frequencies alone have 214, so at 7 and above the model is worse than counting words.
-
-    >>> NoiseLevel(noise_std=0.3, clip_norm=15.0, parameters=1_346_144).verdict
-    'dominates'
-
-    Args:
-        noise_std: sigma, the standard deviation of the noise on each parameter.
-        clip_norm: S, the largest L2 norm of a user's update.
-        parameters: P, the number of parameters that are trained.
-    """
-
-    noise_std: float
-    clip_norm: float
-    parameters: int
-
-    @property
-    def ratio(self) -> float:
-        """The norm of the noise of one round, in units of S."""
-        return self.noise_std * math.sqrt(self.parameters) / self.clip_norm
-
-    @property
-    def is_dominant(self) -> bool:
-        """Whether the model is expected to learn nothing."""
-        return self.ratio > DOMINANT_RATIO
-
-    @property
-    def verdict(self) -> str:
-        """The expected effect on training: "small cost", "trains", "costs much" or "dominates"."""
-        if self.ratio <= FREE_RATIO:
-            return "small cost"
-        if self.ratio <= COSTLY_RATIO:
-            return "trains"
-        return "dominates" if self.is_dominant else "costs much"
-
-    def __str__(self) -> str:
-        return (
-            f"sigma = {self.noise_std:.3g}: the norm of the noise of one round is {self.ratio:.2g} times S = "
-            f"{self.clip_norm:g} ({self.verdict}; up to {FREE_RATIO:g} costs little, above {DOMINANT_RATIO:g} the noise "
-            "dominates the updates)."
-        )
-
-    def record(self) -> dict[str, Any]:
-        """Return the fields, the ratio and the verdict as plain JSON values."""
-        return {**vars(self), "ratio": self.ratio, "verdict": self.verdict}
-
-    def caution(self) -> str | None:
-        """Return a warning with possible remedies if the noise will dominate the updates; None otherwise."""
-        if not self.is_dominant:
-            return None
-        factor = self.ratio / COSTLY_RATIO
-        return (
-            f"The noise will dominate the updates: with sigma = {self.noise_std:.3g} and {self.parameters:,} parameters, the "
-            f"norm of the noise of one round is {self.ratio:.2g} times the largest norm of a user's update (S = "
-            f"{self.clip_norm:g}). The model will learn little or nothing; this number should be about {COSTLY_RATIO:g} or "
-            f"less. To lower it: take about {factor:.0f} times as many users per round at the same z (sigma = z S / users per "
-            "round); train fewer rounds, which allow a smaller z at the same epsilon; use fewer parameters (a smaller model, "
-            "or LoRA on a pre-trained one); or use correlated noise (`unheard plan --compare-noise`). A public start "
-            "(training.init_from) leaves less to learn. `unheard plan --users N --epsilon E` shows what your users allow."
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class FeasiblePlan:
     """One combination of users per round, z and rounds that meets a target epsilon.
 
@@ -464,25 +388,6 @@ def feasible_plans(
     if not plans and refusal is not None:
         raise refusal
     return plans
-
-
-def default_delta(population: int) -> float:
-    """Return the paper's delta: population^-1.1."""
-    return population**-1.1
-
-
-def caution(delta: float) -> str | None:
-    """Return a warning if delta is allowed but so large that the guarantee means little; None otherwise.
-
-    The default delta, users^-1.1, is that large for populations below 66 users.
-    """
-    if delta <= LARGE_DELTA:
-        return None
-    return (
-        f"delta = {delta:.3g} is large: with that probability, more than once in a hundred, epsilon need not hold. Only a "
-        "population below 100 users allows it. Give a smaller one ([privacy] delta in a run file, --delta of `unheard plan`), "
-        "which costs more epsilon, or learn from more users."
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from unheard.privacy.accountants import (
     epsilons,
     versions,
 )
-from unheard.privacy.budget import ADAPTIVE, DECLARED, WHY, Claim, claim_of_run
+from unheard.privacy.budget import ADAPTIVE, DECLARED, WHY, Claim, claim_of_run, default_delta
 from unheard.privacy.events import (
     CorrelatedGaussian,
     DistributedGaussian,
@@ -46,7 +46,6 @@ from unheard.privacy.events import (
     to_record,
 )
 from unheard.privacy.ledger import Entry
-from unheard.privacy.planner import default_delta
 from unheard.privacy.run_ledger import is_alone, read_run_ledger
 from unheard.run_folder import RunFolder
 

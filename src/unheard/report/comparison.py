@@ -35,8 +35,8 @@ from typing import Any
 from unheard.errors import InvalidValue
 from unheard.formatting import accountant_title, colour_numbers, epsilon_text, small
 from unheard.privacy.accountants import best_epsilon
+from unheard.privacy.budget import default_delta
 from unheard.privacy.events import PoissonGaussian
-from unheard.privacy.planner import default_delta
 from unheard.privacy.statement import plain
 from unheard.report.run_record import RunRecord, accuracy_points, epsilon_points, final_accuracy, read_runs
 

@@ -45,9 +45,8 @@ from unheard.mechanism.plan import Plan
 from unheard.models.model import LanguageModel
 from unheard.privacy.accountants import versions
 from unheard.privacy.budget import EARLIER_RUN, Budget, declaration, rounds_within
-from unheard.privacy.events import Event, from_record, to_record
+from unheard.privacy.events import Event, NoiseLevel, from_record, to_record
 from unheard.privacy.ledger import Ledger, new_run_id, run_id
-from unheard.privacy.planner import NoiseLevel
 from unheard.privacy.population_ledger import PopulationLedger, known_ledgers, open_population_ledger
 from unheard.privacy.run_ledger import (
     JointLedger,

@@ -20,8 +20,10 @@ from typing import Any
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import InvalidValue
 from unheard.formatting import text_templates
+from unheard.privacy.budget import default_delta
+from unheard.privacy.events import NoiseLevel
 from unheard.privacy.noise_choice import NoiseOption, best, compare_noise
-from unheard.privacy.planner import PAPER_CLIP_NORM, PAPER_PARAMETERS, NoiseLevel, default_delta
+from unheard.privacy.planner import PAPER_CLIP_NORM, PAPER_PARAMETERS
 from unheard.privacy.planner import plan as solve
 
 PAPER_VOCABULARY, PAPER_EMBEDDING = 10_000, 96
