@@ -204,8 +204,12 @@ def test_one_file_of_the_users_among_others_makes_a_corpus_not_public(tmp_path):
     public.check_is_public(more)
 
 
-def test_a_user_who_is_held_out_has_no_vote(tmp_path):
-    splits = SplitRule(held_out=0.5)
+@pytest.mark.parametrize(
+    "splits",
+    [SplitRule(held_out=0.5), SplitRule(held_out=0.0, public=0.5), SplitRule(held_out=0.3, public=0.3)],
+    ids=["held out", "public", "both"],
+)
+def test_only_training_users_have_a_vote(tmp_path, splits):
     task = CountVotes(
         folder=tmp_path,
         tokenizer=WordTokenizer(),

@@ -262,6 +262,25 @@ def test_plans_that_have_a_proof_state_what_they_cost():
     assert (facts["rounds"], facts["separation"], facts["participations"]) == (20, 30, 1)
 
 
+@pytest.mark.parametrize("apart", [1, 2, 5])
+@pytest.mark.parametrize("bands", [None, 1, 2, 5])
+def test_the_block_of_a_charge_is_the_separation_whatever_the_number_of_bands(apart, bands):
+    noise = CorrelatedNoise(noise_multiplier=1.5, rounds=20, bands=bands)
+    events = [noise.event(CyclicPoissonSampling(users_per_round=20, groups=apart), 600, k) for k in range(20)]
+    assert events == [
+        CorrelatedGaussian(sampling_prob=apart * 20 / 600, noise_multiplier=1.5, block=apart, index=k)
+        for k in range(20)
+    ]
+
+
+@pytest.mark.parametrize("separation", [2, 5, 30])
+@pytest.mark.parametrize("buffers", [2, 4])
+def test_blt_noise_is_one_release_of_all_rounds_without_amplification(separation, buffers):
+    noise = CorrelatedNoise(noise_multiplier=1.5, rounds=20, strategy="blt", buffers=buffers)
+    events = [noise.event(MinSeparationSampling(separation=separation), 600, k) for k in range(20)]
+    assert events == [CorrelatedGaussian(sampling_prob=1.0, noise_multiplier=1.5, block=20, index=k) for k in range(20)]
+
+
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
