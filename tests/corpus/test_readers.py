@@ -23,8 +23,10 @@ from tests.corpus.inputs import (
     write_with_duckdb,
 )
 from unheard.corpus import readers as json_rows
+from unheard.corpus.canaries import read_canary_file
 from unheard.corpus.prepare import read_user_ids
 from unheard.corpus.sources import Fields, FileBatch, find_sources, make_batches
+from unheard.corpus.vocabulary import vocabulary_from_file
 from unheard.errors import InputError
 
 VALUES = st.one_of(
@@ -317,6 +319,47 @@ def test_excluded_users_are_gone_whole_and_their_ids_are_matched_as_users_are(tm
     done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), excluded=(" ann ", "nobody"))
     assert words_of(done.store) == [BOB]
     assert done.counts["rows"]["excluded"] == 3
+
+
+LINE_ENDS = {
+    "one line end each": "{}\n{}\n{}\n",
+    "no line end after the last": "{}\n{}\n{}",
+    "a blank line last": "{}\n{}\n{}\n\n",
+    "blank lines between": "\n\n{}\n \t\n\n{}\n{}\n",
+    "line ends of Windows": "{}\r\n{}\r\n{}\r\n",
+    "line ends of Windows, none after the last": "{}\r\n{}\r\n{}",
+    "both kinds of line ends": "{}\r\n{}\n{}\r\n\r\n",
+    "a byte-order mark": "\ufeff{}\n{}\n{}",
+}
+"""Ways to write three items into a file with one item on each line."""
+
+
+@pytest.mark.parametrize("lines", LINE_ENDS.values(), ids=LINE_ENDS)
+def test_every_id_of_a_file_is_excluded_however_its_lines_end(tmp_path, lines):
+    """The first, the middle and the last one. Who opted out must not be trained on because of a line end."""
+    (tmp_path / "ids.txt").write_bytes(lines.format("ann", "Zoë", "9").encode())
+    rows = [{"who": who, "what": "a", "when": 1} for who in ("ann", "Zoë", "9")]
+    file = write_jsonl(tmp_path / "x.jsonl", [*rows, {"who": "bob", "what": "b", "when": 1}])
+    done = prepared(tmp_path, file, excluded=read_user_ids(tmp_path / "ids.txt"))
+    assert words_of(done.store) == ["<BOS> b <EOS>"]
+    assert (done.counts["rows"]["excluded"], done.counts["rows"]["kept"]) == (3, 1)
+
+
+@pytest.mark.parametrize("lines", LINE_ENDS.values(), ids=LINE_ENDS)
+def test_every_word_of_a_list_is_read_however_its_lines_end(tmp_path, lines):
+    (tmp_path / "words.txt").write_bytes(lines.format("the", "naïve", "end").encode())
+    words = vocabulary_from_file(tmp_path / "words.txt").words
+    assert [word for word in words[3:] if word.strip()] == ["the", "naïve", "end"]
+
+
+@pytest.mark.parametrize("lines", [text for name, text in LINE_ENDS.items() if "mark" not in name])
+def test_every_canary_of_a_file_is_read_however_its_lines_end(tmp_path, lines):
+    texts = ("the first", "the naïve one", "the last")
+    (tmp_path / "canaries.jsonl").write_bytes(
+        lines.format(*(json.dumps({"text": text, "users": n}) for n, text in enumerate(texts, start=1))).encode()
+    )
+    read = read_canary_file(tmp_path / "canaries.jsonl")
+    assert [(canary.text, canary.users) for canary in read] == [(text, n) for n, text in enumerate(texts, start=1)]
 
 
 def test_a_notebook_without_widgets_can_prepare(tmp_path, monkeypatch):

@@ -303,7 +303,7 @@ def read_word_list(path: str | os.PathLike[str]) -> list[str]:
         InputError: The file is not UTF-8 text.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # a byte-order mark is not part of the first word
     except FileNotFoundError:
         raise CorpusMissing(f"There is no word list at {path}. Check the path.") from None
     except UnicodeDecodeError:
