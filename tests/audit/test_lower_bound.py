@@ -141,3 +141,42 @@ def test_many_kinds_of_rounds_are_bounded_by_the_smallest_signal():
     signals = Counter({(0.1, 0.5 + 0.01 * i): 1 for i in range(30)})
     as_smallest = best_epsilon([(PoissonGaussian(sampling_prob=0.1, noise_multiplier=2.0), 30)], 1e-5).epsilon
     assert module._epsilon(signals, 1.0, 1e-5) <= as_smallest * (1 + 1e-9)
+
+
+def guessed_by_hand(score, included) -> list[tuple[int, int]]:
+    """Return the numbers of guesses and of correct guesses of each rule: by the sign, then of the extreme scores."""
+    total = len(score)
+    order = sorted(range(total), key=lambda canary: score[canary])
+    found = [(total, sum((score[canary] > 0) == included[canary] for canary in range(total)))]
+    sizes = sorted({max(1, math.floor(total * fraction + 1e-9)) for fraction in (0.45, 0.25, 0.1, 0.05, 0.02)})
+    highest = {size: sum(bool(included[canary]) for canary in order[-size:]) for size in sizes}
+    lowest = {size: sum(not included[canary] for canary in order[:size]) for size in sizes}
+    found += [(size, highest[size]) for size in sizes]
+    return found + [(2 * size, highest[size] + lowest[size]) for size in sizes if 2 * size <= total]
+
+
+@pytest.mark.parametrize("canaries", [1, 2, 3, 10, 61, 400])
+@pytest.mark.parametrize("signal", [-3.0, 0.0, 3.0])
+def test_every_rule_guesses_what_was_fixed_before_the_scores_are_known(canaries, signal):
+    """The more likely answer is a property of the scores; a rule may not be turned round after its outcome is known."""
+    rng = np.random.default_rng(canaries)
+    included_M = rng.random(canaries) < 0.3
+    score_M = rng.standard_normal(canaries) + signal * (included_M - 0.5) + 0.2
+    assert module._outcomes(score_M, included_M) == guessed_by_hand(score_M.tolist(), included_M.tolist())
+
+
+def test_a_score_of_zero_is_a_guess_that_the_canary_was_excluded():
+    for included_M in (np.array([True] * 8), np.array([False] * 8)):
+        assert module._outcomes(np.zeros(8), included_M)[0] == (8, 0 if included_M[0] else 8)
+
+
+def test_scores_of_the_wrong_sign_are_no_evidence():
+    """Included canaries have the lowest scores. Whoever could turn a rule round would call this a perfect attack."""
+    included_M = np.arange(100) % 2 == 0
+    score_M = np.where(included_M, -3.0, 3.0) + np.linspace(-0.1, 0.1, 100)
+    events = [Gaussian(noise_multiplier=1.0)]
+    assert best_guesses(-score_M, included_M, 1e-6).epsilon > 2
+    assert best_guesses(score_M, included_M, 1e-6).epsilon == 0.0
+    assert refutes(-score_M, included_M, events, 0.01)
+    assert not refutes(score_M, included_M, events, 0.01)
+    assert f_dp_bound(score_M, included_M, events, 1e-6) == 0.0

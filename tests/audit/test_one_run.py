@@ -1,5 +1,6 @@
 """An audit by one run with canary users: the bound is large without noise, and not above a true claim."""
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -13,7 +14,7 @@ import torch
 
 import unheard
 from unheard import randomness
-from unheard.audit import one_run
+from unheard.audit import one_run, summary
 from unheard.audit.lower_bound import Guesses, ParametricBound
 from unheard.audit.one_run import BackgroundUsers, OneRunResult, audit_one_run
 from unheard.audit.summary import AuditResult, audit_run
@@ -22,6 +23,7 @@ from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.transform import split_store
 from unheard.engines.choice import EngineChoice
 from unheard.errors import CorpusError, InvalidValue, PrivacyError, UnprovenCombination
+from unheard.mechanism.correlated import CorrelatedNoise
 from unheard.mechanism.noise import GaussianNoise
 from unheard.privacy.events import Gaussian, PoissonGaussian
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
@@ -364,26 +366,30 @@ def test_each_bound_alone_refutes_a_claim_that_it_exceeds(run, monkeypatch, refu
     expected = pytest.approx({"distribution-free": 0.05, "f-DP": 0.01, "parametric": 1e-4})
     assert expected == one_run.REFUTATION_LEVELS
     for nested in (result, None):
-        summary = AuditResult(run="r", exposures=None, one_run=nested)
-        assert summary.holds is (nested is None or not refuted)
+        audit = AuditResult(run="r", exposures=None, one_run=nested)
+        assert audit.holds is (nested is None or not refuted)
+
+
+FIGURES = {
+    "rounds": 7,
+    "score_M": np.arange(5.0),
+    "included_M": np.array([True, False, True, False, False]),
+    "guesses": Guesses(count=4, correct=3, epsilon=0.11),
+    "events": [],
+    "parametric": ParametricBound(epsilon=0.22, factor=1.5),
+    "refuted_by": ("f-DP", "parametric"),
+    "estimate": 0.33,
+    "claimed": 0.44,
+    "accountant": "rdp",
+    "delta": 0.55,
+    "confidence": 0.66,
+}
+"""The fields of a result. All figures differ."""
 
 
 def test_every_figure_of_the_record_is_that_of_the_result():
     """The figures differ from each other, so that one in the place of another is noticed."""
-    result = OneRunResult(
-        rounds=7,
-        score_M=np.arange(5.0),
-        included_M=np.array([True, False, True, False, False]),
-        guesses=Guesses(count=4, correct=3, epsilon=0.11),
-        events=[],
-        parametric=ParametricBound(epsilon=0.22, factor=1.5),
-        refuted_by=("f-DP", "parametric"),
-        estimate=0.33,
-        claimed=0.44,
-        accountant="rdp",
-        delta=0.55,
-        confidence=0.66,
-    )
+    result = OneRunResult(**FIGURES)  # pyright: ignore[reportArgumentType]
     result.__dict__["f_dp"] = 0.77
     record = AuditResult(run="a run", exposures=None, one_run=result).record()
     verdict, own = " ".join(record["verdict"]), record["one_run"]
@@ -396,3 +402,100 @@ def test_every_figure_of_the_record_is_that_of_the_result():
     assert "3 of 4 guesses about 5 canary users were right" in verdict
     assert "THE CLAIM IS REFUTED by the f-DP and the parametric bound: 0.44 by RDP was claimed" in verdict
     assert all(f"{name:<18}{epsilon:>6}" in verdict for name, epsilon in bounds.items())
+
+
+@pytest.mark.parametrize("q", [0.3, 1.0])
+@pytest.mark.parametrize("rounds", [2, 3, 7, 8])
+@pytest.mark.parametrize("strategy", ["banded", "blt"])
+def test_the_score_of_a_canary_is_the_log_likelihood_ratio_of_all_rounds_of_its_group(strategy, rounds, q):
+    """By a sum over everything that may have happened: in which turns of its group the canary took part.
+
+    With the banded strategy each turn is drawn anew. With BLT a canary takes part in all turns of its group or in none.
+    """
+    noise = CorrelatedNoise(noise_multiplier=1.0, strategy=strategy, buffers=2, rounds=8)
+    sampling = {
+        "banded": unheard.CyclicPoissonSampling(users_per_round=15, groups=3),
+        "blt": unheard.MinSeparationSampling(separation=3),
+    }[strategy]
+    matrix, sigma = noise.factorisation(sampling, 60), 0.7
+    rng = np.random.default_rng(rounds)
+    projected_TM, norm_M, groups_M = rng.standard_normal((rounds, 6)), rng.uniform(0.3, 2, 6), np.arange(6) % 3
+    column = matrix.column(rounds)
+    to_white_TT = np.array([[column[t - s] if s <= t else 0.0 for s in range(rounds)] for t in range(rounds)])
+    found_M = one_run._correlated_scores(projected_TM, norm_M, groups_M, matrix, sigma, q)
+    for canary in range(6):
+        turns = range(int(groups_M[canary]), rounds, 3)
+        draws = list(turns) if strategy == "banded" else [tuple(turns)]
+        white_T, ratio = to_white_TT @ projected_TM[:, canary], 0.0
+        for drawn in itertools.product((False, True), repeat=len(draws)):
+            signal_T = np.zeros(rounds)
+            for turn in itertools.compress(draws, drawn):
+                signal_T[list(turn) if isinstance(turn, tuple) else [turn]] = norm_M[canary]
+            mean_T = to_white_TT @ signal_T
+            density = math.exp((white_T @ mean_T - mean_T @ mean_T / 2) / sigma**2)
+            ratio += q ** sum(drawn) * (1 - q) ** (len(drawn) - sum(drawn)) * density
+        assert found_M[canary] == pytest.approx(math.log(ratio), abs=1e-9)
+
+
+@pytest.mark.parametrize("noised", [0, 1, 2, 3])
+def test_there_is_a_parametric_bound_only_if_every_round_had_noise(run, noised):
+    """Without noise in a round the score is not a sum of log likelihood ratios."""
+    rng = np.random.default_rng(1)
+    included_M = rng.random(400) < 0.5
+    score_M = math.sqrt(3) * rng.standard_normal(400) + 1.5 * np.where(included_M, 1, -1)
+    events = [PoissonGaussian(sampling_prob=1.0, noise_multiplier=1.0)] * 3
+    result = one_run._result(run, events, Counter({(1.0, 1.0): noised} if noised else {}), score_M, included_M)
+    assert (result.parametric.reason == "") is (noised == 3)
+    assert math.isnan(result.parametric.epsilon) is (noised < 3)
+    if noised < 3:
+        assert "parametric" not in result.refuted_by
+
+
+def test_the_signal_and_the_chance_of_each_round_are_those_of_its_phase(run, monkeypatch):
+    """The signal of a canary with the full norm is 1 / z, up to the rounding to the grid."""
+    changes = (
+        unheard.Change(from_round=1, noise_multiplier=0.8, clip_norm=1.0),
+        unheard.Change(from_round=3, noise_multiplier=1.6),
+    )
+    own = replace(run, plan=replace(run.plan, schedule=changes))
+    monkeypatch.setattr(one_run, "_result", lambda run, events, signals, score_M, included_M: (events, signals))
+    *_, (events, signals) = audit_one_run(own, ReproducibleStreams(seed=1), canaries=20, rounds=5)
+    phases = [(12 / 60, 0.5), (12 / 60, 0.8), (12 / 60, 1.6)]
+    assert [signals[key] for key in sorted(signals, key=lambda key: -key[1])] == [1, 2, 2]
+    for (q, signal), (expected, z) in zip(sorted(signals, key=lambda key: -key[1]), phases, strict=True):
+        assert (q, signal) == (pytest.approx(expected), pytest.approx(1 / z, rel=1e-3))
+    assert [(event.sampling_prob, event.noise_multiplier) for event in events] == [phases[i] for i in (0, 1, 1, 2, 2)]
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+@pytest.mark.parametrize("has_phrases", [False, True])
+def test_an_audit_is_recorded_with_the_id_of_its_run_and_uses_every_option(
+    run, store, monkeypatch, has_phrases, skipped
+):
+    """Whether phrases were planted, and whether the simulated run was skipped."""
+    asked, ranked = [], ["an exposure", "another"]
+    monkeypatch.setattr(summary, "has_canaries", lambda corpus: has_phrases)
+    monkeypatch.setattr(summary, "read_canaries", lambda corpus, rows: (corpus, rows))
+    simulated = OneRunResult(**FIGURES)  # pyright: ignore[reportArgumentType]
+
+    def exposures(*given, candidates, parallel_map):
+        asked.append((given[2], candidates))
+        return iter(ranked)
+
+    def one(own, streams, *, canaries, rounds, background):
+        asked.append((own, canaries, rounds, background))
+        return iter([1, 2, simulated])
+
+    monkeypatch.setattr(summary, "exposures", exposures)
+    monkeypatch.setattr(summary, "audit_one_run", one)
+    parts = {"params_P": run.model.initial(0), "vocabulary": store.vocabulary, "tokenizer": WordTokenizer()}
+    released, engine = Released(run=run, id="an id", **parts), EngineChoice(kind="reference").build(run.model)
+    options = {"canaries": 17, "rounds": 4, "candidates": 123, "skip_one_run": skipped}
+    result = audit_run(released, store.path, engine, name="r", **options)
+    assert (result.run, result.exposures) == ("an id", ranked if has_phrases else None)
+    assert result.one_run is (None if skipped else simulated)
+    assert asked == [((store.path, run.model.vocabulary_size), 123)] * has_phrases + [(run, 17, 4, None)] * (
+        not skipped
+    )
+    audit_run(released, store.path, engine, name="r")
+    assert asked[-1] == (run, one_run.CanaryUsers.default_count(run.model.layout), None, None)

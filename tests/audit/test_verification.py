@@ -519,6 +519,22 @@ def test_every_part_of_a_declaration_is_compared_with_the_run_file(run, change):
         verification._declared(own, other[change])
 
 
+@pytest.mark.parametrize("budget", [True, False])
+def test_one_change_anywhere_in_a_declaration_is_noticed(run, budget):
+    """A number, a word, a key or an item changed, left out or added, at any depth. Only `rounds` may be another number."""
+    own = replace(run, budget=Budget(epsilon=4.0, delta=run.claimed_delta) if budget else None)
+    phases = [(first, to_record(plan.event())) for first, plan in own.plan.phases(own.model.layout)]
+    declared = json.loads(json.dumps(declaration(6, phases, own.budget)))
+    assert "are those of run.toml" in verification._declared(own, declared)
+    assert "run.toml now says 6" in verification._declared(own, {**declared, "rounds": 5})
+    changes = [*changed_once(declared), [declared], None, "declared", {}]
+    changes += [{**declared, "budget": {"epsilon": 4.0, "delta": 1e-3}}] if not budget else []
+    assert len(changes) > 20
+    for changed in changes:
+        with pytest.raises(verification.CheckFailed, match="other events or another budget"):
+            verification._declared(own, changed)
+
+
 @pytest.mark.parametrize("is_named", [True, False])
 def test_another_store_than_the_one_that_the_ledger_names_does_not_fit(run, tmp_path, is_named):
     """Neither if the run file names its folder nor if the caller does (`--corpus`)."""
