@@ -22,6 +22,7 @@ from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.training.run import read_run_file, run_toml
 from unheard.tuning import output as cost_module
+from unheard.tuning import trials as trials_module
 from unheard.tuning.pipeline import Allowance, run_stages, users_per_second
 from unheard.tuning.trials import (
     Grid,
@@ -319,6 +320,60 @@ def test_each_stage_changes_what_the_papers_does_and_nothing_else(run, tmp_path)
     assert {(t.run.model, t.run.plan.update, t.run.training.init_seed) for t in everything} == {
         (run.model, run.plan.update, run.training.init_seed)
     }
+
+
+ACCURACIES = {
+    "baseline": 0.300,
+    "S=1": 0.290,
+    "S=1,sigma=0.1": 0.2895,
+    "S=1,sigma=0.2": 0.2851,
+    "S=1,sigma=0.4": 0.2805,
+    "S=2": 0.2955,
+    "S=2,sigma=0.1": 0.2945,
+    "S=2,sigma=0.2": 0.2915,
+    "S=2,sigma=0.4": 0.2855,
+    "S=4": 0.2975,
+    "S=4,sigma=0.1": 0.2965,
+    "S=4,sigma=0.2": 0.2925,
+    "S=4,sigma=0.4": 0.2885,
+    "S=8": 0.3005,
+    "S=8,sigma=0.1": 0.2985,
+    "S=8,sigma=0.2": 0.2945,
+    "S=8,sigma=0.4": 0.2905,
+}
+"""AccuracyTop1 of each setting. Without noise S = 1, 2, 4, 8 lose 1.0, 0.45, 0.25 and -0.05 points."""
+
+
+@pytest.mark.parametrize("clip_loss", [-1.0, 0.0, 0.3, 0.5, 1.5])
+@pytest.mark.parametrize("loss", [-1.0, 0.2, 0.5, 0.8, 1.2, 1.3, 1.9, 9.0])
+def test_each_choice_is_made_among_its_own_trials_and_by_its_loss_against_the_baseline(
+    run, tmp_path, monkeypatch, clip_loss, loss
+):
+    """The smallest S and the largest sigma at this S that lose less than allowed. The clip is part of the loss."""
+    monkeypatch.setattr(Trial, "is_complete", lambda trial: True)
+    monkeypatch.setattr(trials_module, "_last_evaluations", lambda trial: (ACCURACIES[trial.name],))
+    grid = Grid(norms=(4.0, 1.0, 8.0, 2.0), noise_stds=(0.2, 0.1, 0.4), users_per_round=5)
+    stages = run_stages(run, grid, Allowance(clip_loss=clip_loss, loss=loss), tmp_path / "t")
+    with pytest.raises(StopIteration) as end:
+        next(stages)
+    tuned = end.value.value
+    lost = {name: 100 * (ACCURACIES["baseline"] - accuracy) for name, accuracy in ACCURACIES.items()}
+    norm = next((s for s in (1, 2, 4, 8) if lost[f"S={s}"] < clip_loss), None)
+    sigma = next((s for s in (0.4, 0.2, 0.1) if norm and lost[f"S={norm},sigma={s}"] < loss), None)
+    assert tuned.baseline.name == "baseline"
+    expected = ["baseline", *(f"S={s}" for s in (4, 1, 8, 2))]
+    expected += [f"S={norm},sigma={s}" for s in (0.2, 0.1, 0.4)] if norm else []
+    assert [(result.name, result.accuracy) for result in tuned.results] == [(n, ACCURACIES[n]) for n in expected]
+    assert [trial.name for trial in tuned.trials] == expected
+    for choice, name in ((tuned.norm, norm and f"S={norm}"), (tuned.noise, sigma and f"S={norm},sigma={sigma}")):
+        assert (choice and choice.result.name) == name
+        assert choice is None or choice.loss == pytest.approx(lost[name])
+    assert (tuned.refusal is None) is bool(norm and sigma)
+    if tuned.refusal:
+        symbol, allowed = ("sigma", loss) if norm else ("S", clip_loss)
+        least = min(lost[name] for name in expected[-3:] if norm) if norm else min(lost[name] for name in expected[1:])
+        assert f"Every {symbol} of the grid costs {allowed:g} points" in tuned.refusal
+        assert f"the least: {least:.2f}" in tuned.refusal
 
 
 def test_seeds_of_one_setting_differ_where_the_run_file_has_a_seed(run, tmp_path):

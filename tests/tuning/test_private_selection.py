@@ -280,6 +280,58 @@ def test_every_trial_draws_its_candidate_anew_and_from_all_of_them(candidates, t
     assert 140 < changes < 260
 
 
+def test_the_names_of_trials_are_random_in_every_bit_and_tell_nothing_of_their_number(
+    candidates, tmp_path, monkeypatch
+):
+    """An error message may name the folder of a trial. A count, a time or a number of the group would show in a name."""
+    places, groups = [], []
+
+    def pretend(runs, **_):
+        groups.append(len(runs))
+        for _, place in runs:
+            place.mkdir()
+            places.append(place)
+        return iter(())
+
+    monkeypatch.setattr(selecting, "train_together", pretend)
+    for _ in range(2):
+        selecting._best(candidates, 100, tmp_path, EngineChoice())
+    assert sum(groups) == len({place.name for place in places}) == 200
+    assert {place.parent for place in places} == {tmp_path}
+    names = [int(place.name, 16) for place in places]
+    assert {len(place.name) for place in places} == {16}
+    for bit in range(64):  # six standard deviations of 200 tosses are 42
+        ones = [name >> bit & 1 for name in names]
+        assert 57 < sum(ones) < 143
+        assert 56 < sum(a != b for a, b in pairwise(ones)) < 143  # a counter would turn its bits in order
+
+
+def test_each_evaluation_of_a_selected_run_has_the_epsilon_of_everything_in_its_ledger(candidates, tmp_path):
+    """Of the vocabulary, of the run that it began from and of all trials."""
+    path = candidates[0].corpus / "corpus.json"
+    record = json.loads(path.read_text())
+    spent = [Gaussian(noise_multiplier=3.0), FailureProbability(delta=1e-7)]
+    record["vocabulary"]["events"] = [to_record(event) for event in spent]
+    path.write_text(json.dumps(record))
+    write_digests(candidates[0].corpus)
+    list(train(candidates[0], tmp_path / "first"))
+    start = {"init_from": str(tmp_path / "first")}
+    candidates = [replace(run, training=replace(run.training, **start)) for run in candidates]
+    folder = select(candidates, tmp_path / "best", Drawn(mean=1))
+    ledger = Ledger.read(folder.ledger)
+    assert ledger.facts["start"]["charges"] == len(ledger) == 2 + (2 + 3) + 1
+    parts = [ledger.events[:2], ledger.events[2:7], ledger.events[7:]]
+    assert parts[0] == spent
+    assert parts[1] == Ledger.read(tmp_path / "first" / "ledger.jsonl").events
+    whole = best_epsilon(ledger.events, ledger.facts["delta"]).epsilon
+    rows = folder.read_metrics()
+    assert len(rows) == 3
+    assert {row["epsilon"] for row in rows} == {whole}
+    for missing in range(3):  # every part is visible in the figure
+        rest = [event for number, part in enumerate(parts) if number != missing for event in part]
+        assert best_epsilon(rest, ledger.facts["delta"]).epsilon < whole
+
+
 def other(run, **parts):
     return replace(run, plan=replace(run.plan, **parts))
 
