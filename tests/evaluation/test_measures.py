@@ -18,6 +18,10 @@ from unheard.evaluation.measures import (
     PROMPTS,
     Counts,
     Measured,
+    Scores,
+    by_band,
+    by_token,
+    by_user,
     full_measures,
     prompts_for,
     score_baselines,
@@ -279,6 +283,87 @@ def test_measures_are_of_the_newest_model_or_of_none(tmp_path, measures):
     assert folder.read_measures() is None
     folder.measures.write_text("{")
     assert folder.read_measures() is None
+
+
+@pytest.mark.parametrize("place", [0, 1 << 20, (2 << 20) - 1, 2 << 20, (2 << 20) + 8, -1])
+def test_one_byte_anywhere_in_a_large_model_makes_its_measures_those_of_another(tmp_path, measures, place):
+    folder = RunFolder(tmp_path)
+    content = bytearray((2 << 20) + 17)
+    folder.model.write_bytes(content)
+    write_measures(folder, measures)
+    assert folder.read_measures() is not None
+    content[place] ^= 1
+    folder.model.write_bytes(content)
+    assert folder.read_measures() is None
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Return a quantile with linear interpolation between the two nearest values."""
+    ordered, place = sorted(values), share * (len(values) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(values) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+@pytest.mark.parametrize("users", [1, 2, 3, 8, 41])
+def test_every_figure_of_a_list_of_scores_by_plain_loops(users):
+    """Of tokens, users and bands, also for baselines, with users of unlike lengths in any order of rows."""
+    rng = np.random.default_rng(users)
+    user_N = rng.permutation(np.repeat(np.arange(users) * 3, rng.integers(1, 60, users)))
+    target_N = rng.choice([EOS, UNK, 3, 12, 13, 102, 103, SIZE - 1], len(user_N))
+    rank_N, loss_N = rng.integers(0, 11, len(user_N)), rng.uniform(0, 9, len(user_N))
+    scores = Scores(user_N=user_N, target_N=target_N, rank_N=rank_N, loss_N=loss_N)
+    rows = list(zip(*(column.tolist() for column in (user_N, target_N, rank_N, loss_N)), strict=True))
+
+    def hit(part, k):
+        return sum(rank < k and target != UNK for _, target, rank, _ in part) / len(part) if part else None
+
+    def mean_loss(part):
+        return sum(row[3] for row in part) / len(part)
+
+    words = [row for row in rows if row[1] != EOS]
+    expected = {f"accuracy_top{k}": hit(rows, k) for k in (1, 3, 5)}
+    expected |= {"accuracy_top1_words": hit(words, 1) or 0.0, "loss": mean_loss(rows), "tokens": len(rows)}
+    assert by_token(scores) == close({**expected, "perplexity": math.exp(mean_loss(rows))})
+    parts = [[row for row in rows if row[0] == user] for user in sorted(set(user_N.tolist()))]
+    columns = {f"accuracy_top{k}": [hit(part, k) for part in parts] for k in (1, 3, 5)}
+    columns["perplexity"] = [math.exp(mean_loss(part)) for part in parts]
+    found = by_user(scores)
+    assert set(found) == set(columns)
+    for name, values in columns.items():
+        assert found[name] == close(
+            {"mean": sum(values) / len(values), **{f"p{p}": quantile(values, p / 100) for p in (5, 25, 50, 75, 95)}}
+        )
+    inside = {
+        "end of sentence": {EOS},
+        "ranks 1–10": range(3, 13),
+        "ranks 11–100": range(13, 103),
+        f"ranks 101–{SIZE - 3}": range(103, SIZE),
+        "not in the dictionary": {UNK},
+    }
+    bands = by_band(scores, SIZE)
+    assert [band["band"] for band in bands] == list(inside)
+    assert [(band["first"], band["last"]) for band in bands[1:-1]] == [(1, 10), (11, 100), (101, SIZE - 3)]
+    for band, ids in zip(bands, inside.values(), strict=True):
+        part = [row for row in rows if row[1] in ids]
+        assert (band["targets"], band["share"]) == (len(part), close(len(part) / len(rows)))
+        assert [band[f"accuracy_top{k}"] for k in (1, 3, 5)] == [
+            x if x is None else close(x) for x in (hit(part, k) for k in (1, 3, 5))
+        ]
+
+
+@pytest.mark.parametrize("rows", [3, 4, 13, 14, 103, 104, 1004, 10_003, 10_004])
+def test_every_word_is_in_exactly_one_band(rows):
+    """The last band ends at the last word; no band is empty, whatever the size of the vocabulary."""
+    target_N = np.arange(1, rows)  # every target there is: all ids but BOS
+    zeros_N = np.zeros(len(target_N))
+    bands = by_band(Scores(user_N=zeros_N, target_N=target_N, rank_N=zeros_N, loss_N=zeros_N), rows)
+    assert sum(band["targets"] for band in bands) == len(target_N)
+    assert all(band["targets"] == band["last"] - band["first"] + 1 > 0 for band in bands[1:-1])
+    assert [band["targets"] for band in (bands[0], bands[-1])] == [1, 1]
+    ends = [0] + [band["last"] for band in bands[1:-1]]
+    assert [band["first"] for band in bands[1:-1]] == [end + 1 for end in ends[:-1]]
+    assert ends[-1] == rows - 3
 
 
 def test_a_model_that_has_diverged_has_no_loss_and_breaks_nothing(what, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import unheard
 from tests.report.builders import with_statement
 from unheard.errors import UnprovenCombination
-from unheard.formatting import small
+from unheard.formatting import odds_factor, small
 from unheard.report.comparison import Comparison
 from unheard.report.page import HEADLINES, STRONG, WEAK, _paragraphs, describe_promise, render_page
 from unheard.report.run_record import RunRecord
@@ -126,6 +126,83 @@ def test_runs_with_the_same_cohorts_have_no_joint_guarantee(compared):
     words = describe_promise(Refusing(**{name: getattr(copy, name) for name in copy.__dataclass_fields__}))
     assert words.grade == "none"
     assert "same cohorts" in words.paragraphs[0]
+
+
+def among(record: RunRecord, others: list[str], total: dict | None) -> RunRecord:
+    """Return a copy of a record on whose users other runs with these names were trained, and the total of all."""
+
+    class Among(RunRecord):
+        other_runs = others  # pyright: ignore[reportAssignmentType]
+
+    copy = Among(**{name: getattr(record, name) for name in record.__dataclass_fields__})
+    copy.__dict__.update(all_runs=total, statement=record.statement)
+    return copy
+
+
+EPSILONS = (0.7, 0.9, 3.0, 5.0, 9.5, 12.0)
+
+
+@pytest.mark.parametrize(("of_run", "of_all"), [(a, b) for a in EPSILONS for b in EPSILONS if a < b])
+def test_each_sentence_about_all_runs_has_the_figures_of_all_runs_and_the_last_one_those_of_the_run(
+    compared, of_run, of_all
+):
+    """Epsilon, delta, accountant and grade differ between the two, so that one in the place of the other is noticed."""
+    deltas, private = {"run": 4.1e-3, "all": 3.2e-2}, compared.records[1]
+    statement = {
+        **private.statement,
+        "claimed": {"epsilon": of_run, "accountant": "pld"},
+        "epsilon": {"moments": 77.7, "rdp": 66.6, "pld": of_run},
+        "delta": deltas["run"],
+        "warnings": ["a warning of the run."],
+    }
+    total = {"claimed": {"epsilon": of_all, "accountant": "rdp"}, "delta": deltas["all"], "claim": "(…)"}
+    total["warnings"] = ["a warning of all runs."]
+    words = describe_promise(among(with_statement(private, statement), ["other"], total))
+    together, *explained, alone = words.paragraphs
+    assert f"ε = {of_all:#.3g} by RDP at δ = {small(deltas['all'])}" in together
+    assert f"{of_run:#.3g} by PLD at δ = {small(deltas['run'])}" in alone
+    assert f"({of_run:.4g}, {small(deltas['run'])})-differential privacy" in alone
+    assert "77.7" in alone
+    assert small(deltas["run"]) not in " ".join((together, *explained))
+    assert small(deltas["all"]) not in alone
+    right = (math.exp(of_all) + deltas["all"]) / (1 + math.exp(of_all))
+    digits = 1 if right < 0.995 else 3
+    share = math.ceil(right * 10 ** (2 + digits)) / 10**digits
+    rate = f"{share:g} times in 100" if share < 100 else "nearly always"
+    if of_all <= WEAK:
+        assert f"a remainder of δ = {small(deltas['all'])}" in explained[0]
+        assert f"right at most {rate}" in explained[1]
+    else:
+        assert "promises little" in explained[0]
+        assert f"they are right {rate}" in explained[1]
+    factor = odds_factor(of_all)
+    assert (f"than {factor} times as" if of_all <= WEAK else f"a factor of {factor}.") in explained[0]
+    assert words.grade == ("strong" if of_all <= STRONG else "moderate" if of_all <= WEAK else "weak")
+    assert words.headline == HEADLINES[words.grade]
+    assert words.warnings == ("A warning of the run.", "A warning of all runs.")
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 5, 9])
+@pytest.mark.parametrize("kind", ["finite", "infinite", "no total"])
+def test_the_other_runs_on_the_same_users_are_named_and_counted(compared, monkeypatch, number, kind):
+    """At most four by name, all in the number, whatever can be said about their total."""
+    names = [f"run{letter}" for letter in "abcdefghi"[:number]]
+    epsilon = {"finite": 2.0, "infinite": "infinity", "no total": 2.0}[kind]
+    total = {"claimed": {"epsilon": epsilon, "accountant": "rdp"}, "delta": 1e-6, "warnings": []}
+    total["claim"] = "no guarantee: epsilon is infinite (without noise: runa)"
+    record = among(compared.records[1], names, total)
+    if kind == "no total":
+
+        def refuse(_):
+            raise UnprovenCombination("they drew the same cohorts")
+
+        record.__dict__.pop("all_runs")
+        monkeypatch.setattr("unheard.report.run_record.all_runs", refuse)
+    first = describe_promise(record).paragraphs[0]
+    listed = ", ".join(names[:4]) + (f" and {number - 4} more" if number > 4 else "")
+    assert f"charged for {'another run' if number == 1 else f'{number} other runs'} ({listed})." in first
+    said = {"finite": "ε = 2.00 by RDP", "infinite": "is infinite (without noise: runa)", "no total": "same cohorts"}
+    assert said[kind] in first
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The status of runs that are training, stopped, inactive, out of budget, or complete."""
 
 import os
+import re
 import shutil
 import time
 from types import SimpleNamespace
@@ -107,6 +108,29 @@ def test_the_budget_is_shown(folder, monkeypatch):
     text = folder.run_file.read_text()
     folder.run_file.write_text(text.replace("[privacy]", "[privacy]\nbudget_epsilon = 99.0"))
     assert RunMonitor(folder.path).status().budget == 99.0
+
+
+@pytest.mark.parametrize("accountant", [None, "rdp", "moments"])
+def test_a_budget_is_compared_with_the_epsilon_of_its_own_accountant(folder, monkeypatch, accountant):
+    """Each figure is that of the accountant that keeps the budget: what was spent, and whether a further round fits."""
+    monkeypatch.setattr("unheard.privacy.run_ledger.check_configuration", lambda *_: None)  # the ledger names no budget
+    monkeypatch.setattr(RunFolder, "check_metrics", lambda folder: None)  # its checkpoints are of a later round
+    folder.metrics.write_text("".join(folder.metrics.read_text().splitlines(keepends=True)[:4]))
+    ledger = Ledger.read(folder.ledger)
+    text = re.sub(r"budget_accountant.*\n", "", folder.run_file.read_text())
+    spent, after = (
+        epsilons([*ledger.events, *ledger.events[:more]], ledger.facts["delta"])[accountant or "rdp"] for more in (0, 1)
+    )
+    by_other = epsilons(ledger.events, ledger.facts["delta"])["rdp" if accountant == "moments" else "moments"]
+    assert abs(spent - by_other) > 0.01
+    named = "" if accountant is None else f'\nbudget_accountant = "{accountant}"'
+    for budget, state in ((None, "stopped"), (after * 0.999, "spent"), (after * 1.001, "stopped")):
+        limit = "" if budget is None else f"\nbudget_epsilon = {budget}"
+        folder.run_file.write_text(text.replace("[privacy]", f"[privacy]{limit}{named}"))
+        status = RunMonitor(folder.path).status()
+        assert (status.state, status.budget, status.accountant) == (state, budget, accountant or "rdp")
+        assert status.epsilon == pytest.approx(spent)
+        assert status.delta == ledger.facts["delta"]
 
 
 def test_what_was_charged_before_the_first_round_counts_while_a_run_is_watched(folder, monkeypatch):

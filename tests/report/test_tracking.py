@@ -3,9 +3,11 @@
 import json
 import shutil
 import sys
+import tomllib
 from types import SimpleNamespace
 
 import pytest
+import tomli_w
 
 from tests.report.builders import ROUNDS
 from unheard.errors import InvalidValue
@@ -107,6 +109,109 @@ def test_mlflow_is_told_when_a_run_began_and_no_other_time(folder, monkeypatch):
     assert asked == [0]
     assert sorted({(time, step) for _, _, time, step in logged}) == [(7_000 + step, step) for step in STEPS]
     assert ended == [7_000 + ROUNDS]
+
+
+class FakeMlflow:
+    """The modules of MLflow, with a client that keeps what it is told."""
+
+    def __init__(self, monkeypatch, address: str) -> None:
+        self.asked: list[str] = []
+        self.params: dict[str, str] = {}
+        self.metrics: list[tuple] = []
+        self.tags: dict[str, str] = {}
+        self.runs: list[dict] = []
+        client = SimpleNamespace(
+            get_experiment_by_name=lambda name: None,
+            create_experiment=lambda name: "1",
+            create_run=self.create_run,
+            log_batch=lambda run, metrics=(), params=(): (self.metrics.extend(metrics), self.params.update(params)),
+            set_tag=lambda run, key, value: self.tags.update({key: value}),
+            set_terminated=lambda run, end_time: None,
+        )
+        made = {
+            "mlflow": SimpleNamespace(get_tracking_uri=lambda: address),
+            "mlflow.entities": SimpleNamespace(Metric=lambda *given: given, Param=lambda *given: given),
+            "mlflow.tracking": SimpleNamespace(MlflowClient=lambda address: self.asked.append(address) or client),
+        }
+        for name, module in made.items():
+            monkeypatch.setitem(sys.modules, name, module)
+
+    def create_run(self, number: str, **named) -> SimpleNamespace:
+        self.runs.append(named)
+        return SimpleNamespace(info=SimpleNamespace(run_id="r"))
+
+
+REMOTE = [
+    *("http://localhost:5000", "http://tracking.example.com", "https://mlflow.example.com", "HTTP://example.com"),
+    *("databricks", "databricks://profile", "postgresql://user@db/mlflow", "mysql+pymysql://db/mlflow", ""),
+    *("sqlite+http://x", "s3://bucket/runs", "ftp://example.com/runs", "example.com:5000"),
+]
+"""Addresses at which another machine or process could note the time of each upload, or that nobody knows."""
+
+
+@pytest.mark.parametrize("address", REMOTE)
+def test_no_address_but_a_file_of_this_machine_hears_of_a_run_before_it_ends(folder, monkeypatch, address):
+    """The times of uploads would show how long each round took, and so how much text its users have."""
+    mlflow, trackers = FakeMlflow(monkeypatch, address), Tracking(path=folder.path, kinds=("mlflow",))
+    trackers.update()
+    trackers.update()
+    assert mlflow.asked == []
+    trackers.finish()
+    assert mlflow.asked == [address]
+    assert trackers.failures == set()
+    assert sorted({step for *_, step in mlflow.metrics}) == STEPS
+
+
+@pytest.mark.parametrize("address", ["sqlite:///runs.db", "file:///runs", "file:runs", "/runs", "./runs", "../runs"])
+def test_a_file_of_this_machine_gets_each_evaluation_when_it_is_made(folder, monkeypatch, address):
+    mlflow, trackers = FakeMlflow(monkeypatch, address), Tracking(path=folder.path, kinds=("mlflow",))
+    trackers.update()
+    assert mlflow.asked == [address]
+    assert sorted({step for *_, step in mlflow.metrics}) == STEPS
+    assert mlflow.tags == {}  # the claim is that of the end
+
+
+@pytest.mark.parametrize("seed", [0, 987_654_321])
+@pytest.mark.parametrize("kind", ["mlflow", "wandb"])
+def test_a_tracker_gets_the_public_settings_all_figures_and_the_claim_and_nothing_else(folder, monkeypatch, kind, seed):
+    """Never the seed, whatever its value, and no path of this machine."""
+    tables = tomllib.loads(folder.run_file.read_text())
+    tables["training"]["reproducible_seed"] = seed
+    for key in LOCAL_KEYS:
+        table, name = key.split(".")
+        tables.setdefault(table, {})[name] = "/private-place/last"
+    folder.run_file.write_text(tomli_w.dumps(tables))
+    mlflow, begun, run = FakeMlflow(monkeypatch, "sqlite:///runs.db"), [], FakeRun(logged=[], summary={})
+    wandb = SimpleNamespace(init=lambda **options: begun.append(options) or run, Settings=lambda **settings: settings)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    trackers = Tracking(path=folder.path, kinds=(kind,))
+    trackers.finish()
+    assert trackers.failures == set()
+    public = folder.public_settings()
+    assert public.pop("training.reproducible_seed") == "set, and not shown"
+    rows, claim = folder.read_metrics(), json.loads(folder.statement.read_text())["claim"]
+    figures = [(row["round"], {tag: row[key] for key, tag in tracking.NAMES.items()}) for row in rows]
+    assert [set(found) for _, found in figures] == [set(tracking.NAMES.values())] * len(STEPS)
+    if kind == "mlflow":
+        told, received = mlflow.params, [(step, key, value) for key, value, _, step in mlflow.metrics]
+        assert received == [(step, key, value) for step, found in figures for key, value in found.items()]
+        assert mlflow.tags == {"unheard.claim": claim}
+        assert [(set(options), options["run_name"]) for options in mlflow.runs] == [
+            ({"start_time", "run_name"}, "private")
+        ]
+        public = {key: str(value) for key, value in public.items()}
+    else:
+        (options,) = begun
+        told = options.pop("config")
+        assert set(options) == {"project", "name", "id", "resume", "settings"}
+        assert (options["project"], options["name"]) == ("unheard", "private")
+        assert run.logged == [*figures, "finished"]
+        assert run.summary == {"claim": claim}
+    assert told.pop("training.reproducible_seed") == "set, and not shown"
+    assert told == public
+    assert not any(
+        "private-place" in str(value) or str(seed or "reproducible = 0") in str(value) for value in told.values()
+    )
 
 
 class FakeRun(SimpleNamespace):
