@@ -9,8 +9,9 @@ import pytest
 from tests.stores import uncharged_copy
 from unheard.cli.main import main
 from unheard.corpus.store import write_store
+from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import NO_LEDGERS, RECORD
-from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.training.run import run_toml
 
 
@@ -111,6 +112,33 @@ def test_stores_of_the_same_users_share_a_ledger(unheard, place, store):
     assert unheard("resume", place / "b", "--rounds", 3)[0] == 0
     assert json.loads(unheard("statement", place / "a", "--all-runs", "--json")[1])["charges"] == 5
     assert unheard("verify", place / "b")[0] == 0
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_every_store_that_is_named_shares_the_ledger_and_keeps_what_it_has_spent(unheard, tmp_path, store, number):
+    """The first, the middle and the last `--same-users`. What is charged through any of them counts for all."""
+    stores = [uncharged_copy(store.path, tmp_path / f"store{i}") for i in range(number + 1)]
+    event = PoissonGaussian(sampling_prob=1.0, noise_multiplier=9.0)
+
+    def charge(i: int, name: str) -> PopulationLedger:
+        population = open_population_ledger(stores[i], store.name, [])
+        population.register(name, {"name": name, "delta": 1e-3, "population": 60}, 0)
+        population.charge(name, 0, event, 0)
+        return population
+
+    for i in range(number + 1):
+        charge(i, f"before{i}")
+    words = [word for other in stores[1:] for word in ("--same-users", other)]
+    status, _, err = unheard("budget", stores[0], *words, "--json")
+    assert status == 0
+    assert all(f"{other} and {stores[0]} are one population" in " ".join(err.split()) for other in stores[1:])
+    assert {charge(i, f"after{i}").path for i in range(number + 1)} == {stores[0] / "ledger.jsonl"}
+    for each in stores:
+        told = json.loads(unheard("budget", each, "--json")[1])
+        assert told["charges"] == 2 * (number + 1)
+        assert {run["name"] for run in told["runs"]} == {
+            f"{when}{i}" for when in ("before", "after") for i in range(number + 1)
+        }
 
 
 def test_a_store_that_cannot_be_written_gives_advice_that_works(unheard, place, monkeypatch):

@@ -23,8 +23,9 @@ from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue
 from unheard.formatting import epsilon_text
 from unheard.privacy.accountants import best_epsilon
-from unheard.privacy.events import PoissonGaussian
-from unheard.privacy.ledger import Ledger
+from unheard.privacy.budget import claim_of_run, declaration
+from unheard.privacy.events import CorrelatedGaussian, Gaussian, PoissonGaussian, to_record
+from unheard.privacy.ledger import Entry, Ledger
 from unheard.training.loop import RoundReport
 from unheard.training.run import read_run_file, run_toml
 
@@ -228,6 +229,76 @@ def test_resume_says_how_the_claim_grows_before_it_trains_longer_than_declared(
     assert len(Ledger.read(folder / "ledger.jsonl")) == 3
     unheard("resume", folder, "--rounds", 4, "--yes")
     assert len(Ledger.read(folder / "ledger.jsonl")) == 4
+
+
+ROUND = PoissonGaussian(sampling_prob=0.2, noise_multiplier=3.0)
+LATER = PoissonGaussian(sampling_prob=0.2, noise_multiplier=1.5)
+
+
+def attempt(index: int) -> CorrelatedGaussian:
+    return CorrelatedGaussian(sampling_prob=0.2, noise_multiplier=6.0, block=4, index=index)
+
+
+KINDS = {
+    "one phase": ([(0, ROUND)], lambda number: ROUND),
+    "two phases": ([(0, ROUND), (7, LATER)], lambda number: ROUND if number < 7 else LATER),
+    "correlated noise": ([(0, attempt(0))], attempt),
+}
+"""The declared phases of a run, and the event of each round of one mechanism."""
+
+
+@pytest.mark.parametrize("new_noise", [False, True])
+@pytest.mark.parametrize("rounds", [9, 10, 11, 30])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_claim_that_is_announced_is_that_of_everything_that_resume_will_have_charged(
+    tmp_path, monkeypatch, kind, rounds, new_noise
+):
+    """Ten rounds were declared and six charged. With `--new-noise` correlated noise begins again with its first block."""
+    phases, event = KINDS[kind]
+    facts = {"delta": 1e-5, "start": {"charges": 1}, "population": 60}
+    facts["declared"] = declaration(10, [(first, to_record(of)) for first, of in phases], None)
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", facts)
+    ledger.charge(Gaussian(noise_multiplier=8.0), 0)
+    for number in range(6):
+        ledger.charge(event(number), number)
+    (tmp_path / "run.toml").write_text("")
+    said: list[str] = []
+    monkeypatch.setattr(train_command, "note", lambda sentence, **_: said.append(sentence))
+    train_command.confirm_longer(tmp_path, rounds, yes=True, new_noise=new_noise)
+    if rounds <= 10:
+        assert said == []
+        return
+    begins_again = new_noise and kind == "correlated noise"
+    added = [Entry(event=event(n - 6 if begins_again else n), round=n, hash="") for n in range(6, rounds)]
+    now, then = (claim_of_run(facts, [*ledger.entries, *more], 1e-5).epsilon for more in ([], added))
+    (sentence,) = said
+    assert "declared 10 rounds before it began" in sentence
+    assert f"claims ε = {epsilon_text(now)} at" in sentence
+    assert f"After {rounds} rounds it will claim ε = {epsilon_text(then)}, because" in sentence
+    if begins_again:
+        plain = [Entry(event=event(n), round=n, hash="") for n in range(6, rounds)]
+        assert epsilon_text(claim_of_run(facts, [*ledger.entries, *plain], 1e-5).epsilon) != epsilon_text(then)
+
+
+@pytest.mark.parametrize("new_noise", [False, True])
+@pytest.mark.parametrize("rounds", [None, 3])
+def test_resume_announces_and_trains_with_the_same_options(unheard, run_file, tmp_path, monkeypatch, new_noise, rounds):
+    announced, resumed = [], []
+    folder = tmp_path / "r"
+    unheard("train", run_file, "--out", folder, "--set", "training.rounds=2", "--stop-after", 0)
+
+    def train_on(where, **options):
+        resumed.append((where, options["rounds"], options["new_noise"]))
+        yield from ()
+
+    monkeypatch.setattr(train_command, "confirm_longer", lambda *given, **named: announced.append((given, named)))
+    monkeypatch.setattr("unheard.training.loop.resume", train_on)
+    monkeypatch.setattr(train_command, "_print_result", lambda where, reports: list(reports or ()))
+    words = ["--rounds", rounds] if rounds else []
+    unheard("resume", folder, *words, *(["--new-noise"] if new_noise else []), "--yes")
+    (((where, last, yes), named),) = announced
+    assert (where, last, yes, named["new_noise"]) == (folder, rounds or 2, True, new_noise)
+    assert resumed == [(folder, rounds, new_noise)]
 
 
 def test_stop_after_ends_cleanly_at_a_round_and_says_how_to_continue(unheard, run_file, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -250,6 +251,25 @@ def test_the_total_on_a_card_comes_with_its_warnings(run_folder, store, tmp_path
     for warning in total["warnings"]:
         assert markdown_line(warning[1:].rstrip(".")) in card
     assert "98765432" not in card
+
+
+@pytest.mark.parametrize("others", [[], ["another"]])
+@pytest.mark.parametrize("more", [0, 1, 5])
+def test_a_card_is_silent_about_all_runs_only_if_this_run_is_all_that_was_charged(
+    run_folder, monkeypatch, others, more
+):
+    """Neither another run nor a further charge, for example of a vocabulary or of a round that was lost."""
+    events = Ledger.read(run_folder / "ledger.jsonl").events
+    population = SimpleNamespace(events=events + events[:more])
+    total = {"claim": "the claim of all runs", "warnings": ["one warning.", "another warning."]}
+    monkeypatch.setattr("unheard.deployment.card.population_of", lambda folder: population)
+    monkeypatch.setattr("unheard.deployment.card.other_runs", lambda *_: others)
+    monkeypatch.setattr("unheard.deployment.card.all_runs", lambda asked: total if asked is population else None)
+    said = "Over all runs on the same users: the claim of all runs. One warning. Another warning"
+    assert (said in model_card(run_folder)) is bool(others or more)
+    assert ("Over all runs" in model_card(run_folder)) is bool(others or more)
+    monkeypatch.setattr("unheard.deployment.card.population_of", lambda folder: None)  # it is on another machine
+    assert "Over all runs" not in model_card(run_folder)
 
 
 @pytest.mark.parametrize("name", ["population_of", "other_runs", "all_runs"])

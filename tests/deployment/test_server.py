@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -140,6 +141,27 @@ def test_localhost_is_our_name_too(server):
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"])
 def test_requests_of_another_page_are_refused(server, origin):
     assert ask(server, Origin=origin.format(port=server.server_port))[0] == 403
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_only_the_servers_own_addresses_are_hosts_and_origins(server, name):
+    """Not a name that begins or ends with an address, is part of one, or differs in the port or the scheme."""
+    port = str(server.server_port)
+    own = f"{name}:{port}"
+    others = [
+        *(f"{own}.example.com", f"{own}0", f"{own}:80", f"{own}/", f"{own}@example.com", f"{own},example.com"),
+        *(f"example.com:{own}", f"x{own}", f"www.{own}", f"user@{own}", f"{name}.example.com:{port}"),
+        *(name, f"{name}:", f"{name}:{port[:-1]}", f"{name}:{int(port) + 1}", f":{port}", port, "", "*", "null"),
+        *(f"0.0.0.0:{port}", f"127.0.0.2:{port}", f"[::1]:{port}", f"127.1:{port}", f"{own}%00", f"{own}?", f"{own}#"),
+    ]
+    for other in others:
+        assert ask(server, Host=other)[0] == 421, other
+        for scheme in ("http://", ""):
+            assert ask(server, Origin=f"{scheme}{other}")[0] == 403, other
+    for scheme in ("https://", "ws://", "file://", "//", "", "HTTP://", "http:", " http:// "):
+        assert ask(server, Origin=f"{scheme}{own}")[0] == 403, scheme
+    for host in ("127.0.0.1", "localhost"):  # a page under either of the two names is our own page
+        assert ask(server, Host=f"{host}:{port}", Origin=f"http://{own}")[0] == 200
 
 
 def test_a_second_origin_counts_too_and_answers_always_have_headers(server):
@@ -366,6 +388,30 @@ def test_nothing_typed_is_printed_or_written(server, capfd, tmp_path, monkeypatc
     assert secret not in out + err
     assert not list(tmp_path.iterdir())
     assert not any(secret in str(value) for value in vars(server).values())
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, KeyError, RecursionError, MemoryError, OSError])
+@pytest.mark.parametrize("place", ["suggest", "suggest_ahead", "an answer"])
+@pytest.mark.filterwarnings("error")
+def test_an_error_while_a_text_is_answered_prints_nothing_of_it(server, monkeypatch, capfd, caplog, kind, place):
+    """A traceback has the message of the error, which may have the text, and shows when somebody typed."""
+    secret = "xylophonequartz"
+
+    def fail(*given):
+        raise kind(f"cannot go on after {given} {secret}")
+
+    failing = SimpleNamespace(suggest=lambda text: [], suggest_ahead=lambda text: None)
+    if place == "an answer":
+        monkeypatch.setattr(module.KeyboardHandler, "_answer", fail)
+    else:
+        monkeypatch.setattr(failing, place, fail)
+    monkeypatch.setattr(server, "suggesters", [failing])
+    with caplog.at_level("DEBUG"), contextlib.suppress(http.client.HTTPException, ConnectionError):
+        assert ask(server, body=json.dumps({"text": secret}))[0] >= 500
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+    monkeypatch.undo()
+    assert still_serves(server)
 
 
 def test_no_request_error_or_timeout_is_logged(capfd):

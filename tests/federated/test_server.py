@@ -163,6 +163,52 @@ def test_an_answer_of_the_round_before_is_not_counted(run):
     assert not engine.sum_updates(run.model.initial(0), users, plan, Drawn(1)).units_P.any()
 
 
+OTHER_SESSIONS = {
+    "none": lambda own: {},
+    "null": lambda own: {"session": None},
+    "empty": lambda own: {"session": ""},
+    "a beginning": lambda own: {"session": own[:-1]},
+    "longer": lambda own: {"session": own + "0"},
+    "capitals": lambda own: {"session": own.upper()},
+    "a list": lambda own: {"session": [own]},
+    "true": lambda own: {"session": True},
+    "another name": lambda own: {"Session": own},
+}
+"""What an answer may say instead of the session of its request."""
+
+
+@pytest.mark.parametrize("kind", ["update", "keys", "share", "masked", "reveal"])
+def test_only_an_answer_of_the_kind_and_session_of_its_request_is_counted(run, kind):
+    """At every stage. An answer without a session may be of any round."""
+    own = "0123456789abcdef" * 2
+    answers: dict[int, Packet] = {1000: Packet(kind, {"session": own, "figure": 1})}
+    answers |= {1001 + i: Packet(kind, other(own)) for i, other in enumerate(OTHER_SESSIONS.values())}
+    others = [other for other in ("describe", "update", "keys", "share", "masked", "reveal", "") if other != kind]
+    answers |= {1100 + i: Packet(other, {"session": own}) for i, other in enumerate(others)}
+    answers[1200] = Packet("refused", {"session": own, "reason": "no"})
+    asked = {node: ({"session": own}, {}) for node in answers}
+    answers[1300] = Packet(kind, {"session": own})  # a node that nobody asked
+    engine = FederatedEngine(
+        LocalNetwork(divided(run.corpus, 1)), run.model, CENTRAL, unheard.TokenStore.open(run.corpus)
+    )
+    engine.network = SimpleNamespace(exchange=lambda packets, timeout: answers)  # pyright: ignore[reportAttributeAccessIssue]
+    assert engine._ask(kind, asked) == {1000: answers[1000]}
+    assert sum(engine._refusals.values()) == len(asked) - 1
+
+
+@pytest.mark.parametrize("stage", ["update", "keys", "masked"])
+def test_a_node_whose_answer_names_no_session_counts_as_gone(run, stage):
+    def tamper(node, request, answer):
+        return Packet(answer.kind, {**answer.fields, "session": None}, answer.arrays) if bad(node, request) else answer
+
+    def bad(node, request):
+        return request.kind == stage and node == 1002
+
+    choice = CENTRAL if stage == "update" else replace(SECURE, parties=6)
+    _, total, numbers = one_round(run, LocalNetwork(divided(run.corpus, 6), tamper), choice)
+    np.testing.assert_array_equal(total.units_P, sum_of(run, [n for n in numbers if n // 10 != 2]).units_P)
+
+
 @pytest.mark.parametrize("stage", ["keys", "share", "masked", "reveal"])
 def test_a_third_of_the_nodes_may_be_lost_at_each_stage_of_secure_aggregation(run, stage):
     def tamper(node, request, answer):
