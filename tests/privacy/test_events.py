@@ -1,6 +1,7 @@
 """Events: values are checked, records read back unchanged, and unknown events are refused."""
 
 import math
+import re
 from dataclasses import fields
 
 import pytest
@@ -15,6 +16,7 @@ from unheard.privacy.events import (
     ExampleGaussian,
     FailureProbability,
     Gaussian,
+    NoiseLevel,
     NonPrivate,
     PoissonGaussian,
     Selection,
@@ -159,3 +161,63 @@ def test_an_event_has_its_numbers_to_the_last_bit_also_as_it_is_accounted_and_se
     for one in (event, from_record(to_record(event)), accounted(event), against_server(event)):
         for name in vars(one).keys() & NUMBERS.keys():
             assert getattr(one, name) == NUMBERS[name], name
+
+
+ABOVE_1, BELOW_1 = math.nextafter(1, 2), math.nextafter(1, 0)
+NO_NUMBERS = (math.nan, math.inf, -math.inf, "1", True, None)
+NOT_WHOLE = (1.0, 2.5, *NO_NUMBERS)
+RANGES = {
+    "sampling_prob": ((1e-300, 0.5, 1), (0, -1e-9, ABOVE_1, *NO_NUMBERS)),
+    "noise_multiplier": ((0, 1e-9, 1e300), (-1e-9, *NO_NUMBERS)),
+    "delta": ((0, 1e-12, 1), (-1e-12, -0.5, ABOVE_1, *NO_NUMBERS)),
+    "mean_trials": ((1, ABOVE_1, 1e6), (0, BELOW_1, -2, *NO_NUMBERS)),
+    "examples_per_user": ((1, 4096), (0, -1, 4097, *NOT_WHOLE)),
+    "min_parties": ((1, 10**9), (0, -1, *NOT_WHOLE)),
+    "block": ((1, 10**9), (0, -1, *NOT_WHOLE)),
+    "index": ((0, 10**9), (-1, *NOT_WHOLE)),
+    "rounds": ((1, 10**9), (0, -1, *NOT_WHOLE)),
+    "drawn_from": (("geometric", "poisson"), ("", "Geometric", "fixed", "binomial", None, 1)),
+    "reason": (("no noise",), ("", " ", "\n\t", None, 1)),
+}
+"""Values of each field of an event: those that are in range, also at both ends, and those that are not."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_field_of_each_event_is_accepted_up_to_its_limits_and_refused_beyond_them(kind):
+    names = [field.name for field in fields(KINDS[kind])]
+    middle = {name: RANGES[name][0][-1] for name in names}
+    for name in names:
+        accepted, refused = RANGES[name]
+        for value in accepted:
+            event = KINDS[kind](**{**middle, name: value})
+            assert from_record({"kind": kind, **middle, name: value}) == event
+            assert getattr(event, name) == value
+            assert type(getattr(event, name)) is (float if name in NUMBERS else type(value))  # 1 and 1.0 are one event
+        for value in refused:
+            with pytest.raises(InvalidValue):
+                KINDS[kind](**{**middle, name: value})
+            with pytest.raises(LedgerError):
+                from_record({"kind": kind, **middle, name: value})
+
+
+@pytest.mark.parametrize(
+    ("limit", "up_to", "above"),
+    [(0.25, "small cost", "trains"), (1.0, "trains", "costs much"), (5.0, "costs much", "dominates")],
+)
+def test_the_verdict_about_noise_changes_right_above_the_limits_that_experiments_gave(limit, up_to, above):
+    for ratio, verdict in ((limit, up_to), (math.nextafter(limit, 9), above)):
+        level = NoiseLevel(noise_std=ratio, clip_norm=1.0, parameters=1)
+        assert (level.ratio, level.verdict) == (ratio, verdict)
+        assert level.is_dominant is (level.caution() is not None) is (verdict == "dominates")
+
+
+@pytest.mark.parametrize(("sigma", "norm", "parameters", "ratio"), [(0.7, 2.0, 400, 7.0), (3.0, 0.75, 100, 40.0)])
+def test_the_advice_about_noise_asks_for_as_many_users_as_let_the_model_train(sigma, norm, parameters, ratio):
+    level = NoiseLevel(noise_std=sigma, clip_norm=norm, parameters=parameters)
+    assert level.ratio == pytest.approx(ratio)
+    factor = int(re.search(r"about (\d+) times as many users per round", level.caution())[1])
+    assert factor == ratio
+    # sigma = z S / users per round
+    assert NoiseLevel(noise_std=sigma / factor, clip_norm=norm, parameters=parameters).ratio == pytest.approx(1.0)
+    expected = {"noise_std": sigma, "clip_norm": norm, "parameters": parameters, "ratio": level.ratio}
+    assert level.record() == {**expected, "verdict": "dominates"}

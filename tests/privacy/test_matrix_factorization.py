@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from scipy.linalg import toeplitz
 
 from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.matrix_factorization import (
+    MOST_ROUNDS,
     Factorisation,
     independent_error,
     optimise,
@@ -174,3 +177,125 @@ def test_a_record_reads_back_and_one_that_was_changed_is_refused():
 def test_what_cannot_be_optimised_is_refused(values):
     with pytest.raises(InvalidValue):
         optimise(values.pop("strategy"), **values)
+
+
+MATRICES = {
+    "banded": Factorisation(strategy="banded", rounds=20, separation=4, coefficients=(0.8, 0.4, 0.3)),
+    "blt": Factorisation(strategy="blt", rounds=20, separation=4, decays=(0.9, 0.6, 0.3), scales=(0.2, 0.1, 0.3)),
+}
+
+
+@pytest.mark.parametrize("strategy", MATRICES)
+@pytest.mark.parametrize("key", ["participations", "sensitivity"])
+@pytest.mark.parametrize("factor", [0.0, 0.5, 0.8, 1 - 1e-3, 1 - 1e-6, 1 + 1e-6, 1.2])
+def test_a_header_must_state_sensitivity_and_participations_as_its_coefficients_have_them(strategy, key, factor):
+    record = MATRICES[strategy].to_record()
+    assert Factorisation.from_record({**record, key: record[key] * (1 + 1e-12)}) == MATRICES[strategy]
+    with pytest.raises(LedgerError, match="another sensitivity"):
+        Factorisation.from_record({**record, key: record[key] * factor})
+
+
+@pytest.mark.parametrize("strategy", MATRICES)
+def test_a_header_without_one_of_its_values_is_refused(strategy):
+    record = MATRICES[strategy].to_record()
+    assert record["participations"] == 5
+    for key in record:
+        for damaged in ({k: v for k, v in record.items() if k != key}, {**record, key: None}, {**record, key: "x"}):
+            with pytest.raises(LedgerError):
+                Factorisation.from_record(damaged)
+
+
+@pytest.mark.parametrize("strategy", MATRICES)
+def test_each_number_of_a_matrix_is_checked_wherever_it_stands(strategy):
+    """Each position of each tuple, and both sides of each limit."""
+    matrix, below_1 = MATRICES[strategy], math.nextafter(1, 0)
+    other = MATRICES["blt" if strategy == "banded" else "banded"]
+    refused = {"coefficients": (math.nan, math.inf, -math.inf, 1, "0.5", None)}
+    refused |= {"decays": (0.0, -0.1, 1.0, 1.5, *refused["coefficients"])}
+    refused |= {"scales": (-1e-12, -0.5, 0.9, *refused["coefficients"])}
+    accepted = {"coefficients": (-0.5, 0.0, 0.1), "decays": (1e-9, below_1), "scales": (0.0, 0.1, 0.5)}
+    for name, wrong in refused.items():
+        numbers = getattr(matrix, name)
+        for i in range(len(numbers)):
+            put = {value: (*numbers[:i], value, *numbers[i + 1 :]) for value in (*wrong, *accepted[name])}
+            for value in accepted[name]:
+                if name != "coefficients" or i or value > 0:  # c_0 is above 0
+                    most = 1.0 if name != "scales" else math.fsum(put[value])
+                    if most <= 1:
+                        assert getattr(replace(matrix, **{name: put[value]}), name) == put[value]
+            for value in wrong:
+                with pytest.raises(InvalidValue):
+                    replace(matrix, **{name: put[value]})
+        if numbers:
+            for changed in (numbers[:-1], (*numbers, 0.05)):  # one number less or more
+                if name != "coefficients":
+                    with pytest.raises(InvalidValue, match="as many decays as scales"):
+                        replace(matrix, **{name: changed})
+        else:
+            with pytest.raises(InvalidValue, match="only"):  # numbers of the other kind of matrix
+                replace(matrix, **{name: getattr(other, name)})
+    for rounds, is_accepted in ((1, True), (MOST_ROUNDS, True), (MOST_ROUNDS + 1, False), (0, False), (20.0, False)):
+        if is_accepted:
+            assert replace(matrix, rounds=rounds).participations == -(-rounds // 4)
+        else:
+            with pytest.raises(InvalidValue, match="rounds"):
+                replace(matrix, rounds=rounds)
+            with pytest.raises((InvalidValue, TypeError)):
+                optimise(strategy, rounds=rounds if rounds > 20 else 0, separation=4)
+
+
+@pytest.mark.parametrize("position", range(1, 6))
+@pytest.mark.parametrize("step", [1e-9, 0.3])
+def test_a_column_that_increases_or_is_negative_anywhere_has_no_proved_sensitivity(position, step):
+    column = np.array([1.0, 0.9, 0.5, 0.4, 0.4, 0.0])
+    assert separated_sensitivity(column, 2, 3) > 1
+    rising = column.copy()
+    rising[position] = rising[position - 1] + step
+    negative = column.copy()
+    negative[position:] = -step
+    for wrong in (rising, negative):
+        with pytest.raises(InvalidValue, match="non-negative and non-increasing"):
+            separated_sensitivity(wrong, 2, 3)
+
+
+@given(
+    numbers=st.lists(st.floats(0.01, 0.99), min_size=2, max_size=8, unique=True),
+    rounds=st.integers(2, 25),
+    separation=st.integers(8, 12),
+)
+def test_a_sensitivity_is_never_below_the_exact_norm(numbers, rounds, separation):
+    """The norm of the same floats, computed with fractions."""
+    banded = Factorisation(strategy="banded", rounds=rounds, separation=separation, coefficients=tuple(numbers))
+    exact = sum(Fraction(c) ** 2 for c in numbers)
+    assert exact <= Fraction(banded.sensitivity()) ** 2 <= exact * Fraction(1 + 1e-10)
+    scales = tuple(0.9 / len(numbers) for _ in numbers)
+    blt = Factorisation(strategy="blt", rounds=rounds, separation=separation, decays=tuple(numbers), scales=scales)
+    column = [Fraction(c) for c in blt.column()]
+    total = [sum(column[t - j] for j in range(0, t + 1, separation)) for t in range(rounds)]
+    exact = sum(value**2 for value in total)
+    assert exact <= Fraction(blt.sensitivity()) ** 2 <= exact * Fraction(1 + 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rounds", "separation", "more"),
+    [("banded", 60, 6, {}), ("banded", 40, 40, {}), ("blt", 60, 60, {"buffers": 2}), ("blt", 60, 12, {"buffers": 3})],
+)
+def test_no_small_change_of_the_coefficients_has_less_error(strategy, rounds, separation, more):
+    matrix = optimise(strategy, rounds=rounds, separation=separation, **more)
+    least, rng = matrix.rms_error(), np.random.default_rng(0)
+    assert least < 0.75 * independent_error(rounds) * separated_sensitivity(
+        np.eye(1, rounds)[0], separation, 1 if strategy == "banded" else matrix.participations
+    )
+    names = ("coefficients",) if strategy == "banded" else ("decays", "scales")
+    for size in (1e-3, 1e-2, 0.1):
+        for _ in range(40):
+            changed = {
+                name: tuple(
+                    float(c)
+                    for c in np.array(getattr(matrix, name))
+                    * np.exp(rng.normal(size=99)[: len(getattr(matrix, name))] * size)
+                )
+                for name in names
+            }
+            if strategy == "banded" or (max(changed["decays"]) < 1 and math.fsum(changed["scales"]) <= 1):
+                assert replace(matrix, **changed).rms_error() >= least * (1 - 1e-6)
