@@ -55,6 +55,18 @@ def test_one_command_makes_a_store_and_says_what_was_left_out(run, tmp_path):
     assert "unsafe to publish" in " ".join(result.stderr.split())
 
 
+def test_exact_counts_are_shown_to_the_owner_and_never_logged(run, tmp_path):
+    (tmp_path / "some.jsonl").write_text(
+        "".join(json.dumps({**row, "author": f"b{row['author']}"}) + "\n" for row in POSTS)
+    )
+    for name in ("posts.jsonl", "some.jsonl"):
+        result = run("prepare", name, *FIELDS, "--out", f"{name}.store", "--log-file", f"{name}.log")
+        assert "5 users, 0 too short and left out" in said(result)
+        log = (tmp_path / f"{name}.log").read_text()
+        assert "users" not in log
+        assert not re.search(r"\b(5|20|21)\b", log), log
+
+
 def said(result) -> str:
     return " ".join(result.stderr.split())
 

@@ -192,6 +192,15 @@ def test_audit_writes_a_verdict_data_and_a_picture(unheard, place):
     assert len(PopulationLedger.read(place / "corpus" / "ledger.jsonl").events) == before + 1
 
 
+def test_an_audit_that_refutes_the_claim_is_written_and_ends_with_status_2(unheard, place, monkeypatch):
+    unheard("train", place / "run.toml", "--out", place / "r")
+    monkeypatch.setattr("unheard.audit.summary.AuditResult.holds", property(lambda result: False))
+    status, out, _ = unheard("audit", place / "r", "--canaries", 8, "--rounds", 1)
+    assert status == 2
+    assert f"Written to {place / 'r' / 'audit'}" in out
+    assert sorted(file.name for file in (place / "r" / "audit").iterdir()) == ["audit.json", "scores.svg"]
+
+
 def test_an_audit_whose_result_cannot_be_written_charges_nobody(unheard, place):
     unheard("train", place / "run.toml", "--out", place / "r")
     charged = len(PopulationLedger.read(place / "corpus" / "ledger.jsonl").events)

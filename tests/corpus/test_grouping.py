@@ -9,7 +9,7 @@ from tests.corpus.inputs import FIELDS, prepared, words_of, write_csv, write_jso
 from unheard.corpus import grouping as grouping_module
 from unheard.corpus.grouping import DuckDBBackend, Grouping, SplitRule, sorted_rows, unit_hash
 from unheard.corpus.sources import find_sources, make_batches
-from unheard.errors import InvalidValue
+from unheard.errors import CorpusError, InvalidValue
 
 
 def test_a_user_is_in_the_same_split_every_time_and_the_salt_changes_it():
@@ -114,6 +114,18 @@ def test_thousands_of_users_with_one_word_each_are_all_kept(tmp_path):
     done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), shards=4)
     assert done.store.train.num_users == 20_000
     assert done.store.train.num_tokens == 60_000
+
+
+@pytest.mark.parametrize("version", ["2.0.0", "2.0.1", "2.1.0", "3.0.0", "2.0.0.dev1"])
+def test_workers_with_any_other_version_of_duckdb_are_refused(tmp_path, monkeypatch, version):
+    """Another version could hash the id of a user differently, and put one user into two shards."""
+    monkeypatch.setattr("duckdb.__version__", "2.0.0")
+    grouping = Grouping(work=tmp_path, fields=FIELDS, shards=1, duckdb_version=version)
+    if version == "2.0.0":
+        grouping.check_version()
+    else:
+        with pytest.raises(CorpusError, match=f"DuckDB 2.0.0, the others {version}"):
+            grouping.check_version()
 
 
 def test_a_process_of_a_pool_opens_one_database_for_all_its_shards_and_none_after_a_broken_one(tmp_path, monkeypatch):

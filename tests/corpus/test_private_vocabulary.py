@@ -362,10 +362,13 @@ def test_the_noise_of_a_private_vocabulary_comes_from_the_secure_generator(tmp_p
 def test_a_public_corpus_that_is_the_users_own_text_is_refused(tmp_path):
     (tmp_path / "posts").mkdir()
     file = write_jsonl(tmp_path / "posts" / "posts.jsonl", POSTS)
-    for path in (file, file.parent):
+    (tmp_path / "link.jsonl").symlink_to(file)
+    for path in (file, file.parent, tmp_path / "link.jsonl", file.parent / ".." / "posts"):
         with pytest.raises(PrivacyError, match="its words are not public"):
             prepared(tmp_path, file, vocabulary=CorpusVocabulary(path=str(path)))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["posts", "words.txt"]  # nothing was read
+    with pytest.raises(PrivacyError, match="its words are not public"):
+        prepared(tmp_path, tmp_path / "link.jsonl", vocabulary=CorpusVocabulary(path=str(file)))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.jsonl", "posts", "words.txt"]  # nothing was read
 
 
 def test_votes_are_summed_over_all_files_of_all_shards(tmp_path, monkeypatch):

@@ -321,6 +321,16 @@ def test_excluded_users_are_gone_whole_and_their_ids_are_matched_as_users_are(tm
     assert done.counts["rows"]["excluded"] == 3
 
 
+def test_an_id_is_excluded_in_every_spelling_of_its_number(tmp_path):
+    """Who opted out as 1.0 is also the user 1."""
+    ids = [spelling for spellings in EQUAL_NUMBERS for spelling in spellings]
+    file = write_jsonl(tmp_path / "x.jsonl", [{"who": who, "what": "a", "when": 0} for who in [*ids, "bob"]])
+    for position in (0, 1, -1):
+        excluded = tuple(str(spellings[position]) for spellings in EQUAL_NUMBERS)
+        done = prepared(tmp_path, file, excluded=excluded, out=f"store {position}")
+        assert (done.counts["rows"]["excluded"], done.counts["users"]["users_seen"]) == (len(ids), 1)
+
+
 LINE_ENDS = {
     "one line end each": "{}\n{}\n{}\n",
     "no line end after the last": "{}\n{}\n{}",

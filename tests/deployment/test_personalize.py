@@ -29,6 +29,7 @@ from unheard.deployment.personalize import (
     split_by_time,
 )
 from unheard.errors import InputError, InvalidValue, RunFolderError, RunFolderExists, UnheardError
+from unheard.evaluation.next_word import evaluate
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import load_model
 from unheard.training.released import Released
@@ -66,6 +67,24 @@ def test_personalizing_never_learns_from_the_later_text(released):
     assert int((later == BOS).sum()) == len(lines) - keep
     one, two = personalize(released, habits(200), how), personalize(released, other, how)
     assert torch.equal(one.params_P, two.params_P)
+
+
+def test_the_passes_are_chosen_on_the_middle_part_and_the_latest_is_only_measured(released, monkeypatch):
+    how = PersonalSettings(learning_rate=1.0, passes=3)
+    earlier, later = split_by_time(released, habits(200), how.later)
+    texts = []
+
+    def evaluated(model, params_P, users, **rest):
+        texts.append(users[0].tokens)
+        return evaluate(model, params_P, users, **rest)
+
+    monkeypatch.setattr(module, "evaluate", evaluated)
+    personalize(released, habits(200), how)
+    *chosen_on, before, after = texts
+    assert len(chosen_on) >= 2
+    assert all(np.array_equal(text, earlier[-len(text) :]) and len(text) < len(earlier) for text in chosen_on)
+    assert np.array_equal(before, later)
+    assert np.array_equal(after, later)
 
 
 def test_the_split_is_by_time_and_between_messages(released):

@@ -60,6 +60,17 @@ def test_a_run_without_privacy_shows_infinity_in_every_form(compared, page):
     assert runs[1]["epsilon"] == compared.records[1].epsilon
 
 
+def test_a_page_with_one_private_run_says_what_is_covered_and_what_is_not(compared, page):
+    statement = compared.records[0].statement
+    assert statement["released"]
+    assert statement["not_covered"]
+    for sentence in [*statement["released"], *statement["not_covered"]]:
+        assert sentence.replace("`", "") in text_of(page)
+    assert "What it does not cover" in text_of(page)
+    plain = Comparison(records=compared.records[:1], baseline=compared.baseline)
+    assert "What it does not cover" not in text_of(render_page(plain))
+
+
 def test_a_hypothetical_epsilon_never_stands_alone(compared, page):
     (one,) = compared.hypotheticals
     assert one.run == "private"

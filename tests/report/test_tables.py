@@ -25,6 +25,16 @@ def test_head_words_and_bands_hold_the_measures_own_numbers(compared):
     assert bands.columns[2:] == ["plain", "private"]
 
 
+def test_a_table_by_round_is_short_and_ends_with_the_last_round(compared):
+    record = compared.records[0]
+    for count in range(1, 5 * tables.ROWS_BY_ROUND):
+        evaluations = [{"round": 7 * number, "accuracy_top1": 0.25} for number in range(1, count + 1)]
+        long = replace(record, metrics=evaluations)
+        rows = tables.accuracy_by_round(Comparison(records=[long], baseline=long)).rows
+        assert rows[-1][0] == f"{7 * count:,}"
+        assert min(count, tables.ROWS_BY_ROUND) <= len(rows) < 2 * tables.ROWS_BY_ROUND
+
+
 @pytest.mark.parametrize(
     ("difference", "plain", "signed"),
     [(0.00134, "0.13", "+0.13"), (-0.0002, "−0.02", "−0.02"), (-0.00001, "0.00", "0.00"), (None, "—", "—")],
