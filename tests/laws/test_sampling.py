@@ -129,7 +129,7 @@ SETS = [(3, 0.05), (3, 0.15), (3, 0.5), (2, 0.9)]
 @pytest.mark.parametrize("kind", ["poisson", "cyclic", "examples"])
 def test_every_set_of_users_has_the_probability_of_independent_draws(kind, users, q):
     """No event is proved for cohorts that are truncated or padded to some size, because their size depends on the draw."""
-    population, draws = 1000, 8_000
+    population, draws = users, 8_000  # the expected number is q * users, so a limit at it would show
     seen = np.zeros(2**users)
     for number in range(draws):
         rng = reproducible_generator(11, kind, users, number)
@@ -139,7 +139,7 @@ def test_every_set_of_users_has_the_probability_of_independent_draws(kind, users
             cyclic = CyclicPoissonSampling(users_per_round=q * population, groups=1)
             drawn = cyclic.draw(users, population, rng, Turn(index=0, groups_key=bytes(16)))
         else:
-            examples = ExampleSampling(examples_per_user=1, examples_per_round=q * 1000, total_examples=1000)
+            examples = ExampleSampling(examples_per_user=1, examples_per_round=q * users, total_examples=users)
             drawn, _ = examples.draw_examples(np.full(users, 2), 5, population, rng)
         seen[sum(1 << int(user) for user in drawn)] += 1
     sizes = np.array([bin(members).count("1") for members in range(2**users)])

@@ -128,6 +128,9 @@ def test_the_facts_hold_every_declared_number_by_phase_and_are_plain_json():
         (7, 5, 1),
     ]
     assert facts["phases"][0]["noise_std"] == pytest.approx(0.15)
+    weighted = plan(weights=unheard.CappedWeights(weight_cap=40, total_weight=250.0)).facts(LAYOUT)
+    assert weighted["phases"][0]["expected_weight"] == pytest.approx(0.1 * 250)
+    assert facts["phases"][0]["expected_weight"] == pytest.approx(0.1 * 1000)
     baseline = plan(noise=unheard.NoNoise(), clip=unheard.NoClip()).facts(LAYOUT)
     assert baseline["phases"][0]["clip_norm"] is None
     assert math.isinf(plan(noise=unheard.NoNoise(), clip=unheard.NoClip()).at(0, LAYOUT).sensitivity)

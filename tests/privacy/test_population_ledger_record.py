@@ -162,6 +162,16 @@ def test_a_damaged_record_of_the_corpus_is_an_error(own, tmp_path, before, after
         store_statement(tmp_path / "store")
 
 
+def test_a_record_of_the_corpus_without_a_digest_is_an_error(own, tmp_path):
+    store = tmp_path / "store"
+    store_statement(store)
+    content = json.loads((store / "digests.json").read_text())
+    files = {name: entry for name, entry in content["files"].items() if name != "corpus.json"}
+    (store / "digests.json").write_text(json.dumps({**content, "files": files}))
+    with pytest.raises(LedgerError, match=r"corpus\.json"):
+        store_statement(store)
+
+
 def test_a_named_ledger_that_was_used_before_must_be_there_too(own, tmp_path):
     named = replace(own, ledger=tmp_path / "elsewhere" / "ledger.jsonl")
     list(unheard.train(named, tmp_path / "first"))
