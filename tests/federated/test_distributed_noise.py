@@ -19,6 +19,7 @@ from tests.federated.network import LocalNetwork, divided, federated, plain
 from tests.federated.test_server import SECURE, one_round, seeded, sum_of
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, LedgerError, NodeError, PrivacyError, UnprovenCombination
+from unheard.mechanism import noise
 from unheard.mechanism.aggregation import BoundedAverage
 from unheard.mechanism.noise import SMALLEST_SHARE, DistributedGaussianNoise
 from unheard.privacy.events import (
@@ -162,6 +163,13 @@ def test_shares_that_are_too_narrow_for_the_proof_are_refused():
         replace(NOISE, min_parties=2**31).share_std(1.0, 2.0**-20)
     with pytest.raises(InvalidValue, match="at least 2"):
         DistributedGaussianNoise(noise_multiplier=1.0, min_parties=1)
+
+
+def test_a_share_of_exactly_the_smallest_width_is_allowed(monkeypatch):
+    monkeypatch.setattr(noise, "SMALLEST_SHARE", NOISE.share_std(1.0, 2.0**-20))
+    assert NOISE.share_std(1.0, 2.0**-20) == noise.SMALLEST_SHARE
+    with pytest.raises(UnprovenCombination, match="units wide"):
+        NOISE.share_std(math.nextafter(1.0, 0.0), 2.0**-20)
 
 
 def test_with_too_few_survivors_the_round_is_abandoned_unmasked_by_nobody_and_its_charge_stays(run, tmp_path):

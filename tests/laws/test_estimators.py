@@ -126,6 +126,14 @@ def test_the_averages_by_hand():
         assert average.tolist() == pytest.approx([2 / denominator, 1 / denominator, 0, 0, 0], abs=1e-5)
 
 
+def test_the_true_average_divides_by_the_whole_weight():
+    """The weight has many digits, so an average that rounds it is another one."""
+    contribution = round_plan(TrueAverage(), FlatClip(norm=2.0), NoNoise()).contribution
+    weight = 1000 * (ONE // 7) / ONE
+    average = TrueAverage().average(contribution.of_users(torch.ones(1000, 5), np.full(1000, ONE // 7)), 4.0)
+    assert average.unit == contribution.grid / weight
+
+
 def test_the_fixed_denominator_is_public_and_does_not_look_at_who_came():
     plan = round_plan(FixedDenominator(), FlatClip(norm=2.0))
     few = plan.contribution.of_users(torch.ones(1, 5), np.array([ONE]))

@@ -57,6 +57,12 @@ def test_the_schedule_changes_what_it_names_from_its_round_on_and_nothing_else()
     assert seen == [pytest.approx(s) for s in (first, first, second, second, third, third, fourth, fourth)]
 
 
+def test_a_schedule_sets_the_learning_rate_of_fedsgd_and_keeps_the_rest_of_it():
+    update = unheard.FedSGD(learning_rate=3.0, batch_size=2, unroll=7)
+    scheduled = plan(update=update, schedule=(unheard.Change(from_round=4, learning_rate=0.25),))
+    assert [scheduled.at(r, LAYOUT).update for r in (3, 4)] == [update, replace(update, learning_rate=0.25)]
+
+
 def test_a_sigma_that_stays_while_s_changes_is_another_z():
     scheduled = plan(
         noise=unheard.GaussianNoise(noise_std=0.15), schedule=(unheard.Change(from_round=1, clip_norm=30.0),)

@@ -77,6 +77,13 @@ def test_a_target_out_of_reach_is_refused_with_advice():
         plan(users=1000, users_per_round=500, noise_multiplier=0.1, epsilon=0.1)
 
 
+def test_a_plan_that_does_not_meet_its_target_is_not_returned(monkeypatch):
+    """The search may end wrongly; the plan is checked once more before it is returned."""
+    monkeypatch.setattr(CostEstimate, "meets", lambda *_: False)
+    with pytest.raises(AccountingError, match="No noise_multiplier could be verified to meet epsilon 2"):
+        plan(users=1000, users_per_round=10, rounds=10, epsilon=2, accountant="rdp")
+
+
 @pytest.mark.parametrize(
     "left_out", [[], ["rounds", "noise_multiplier"], ["rounds", "noise_multiplier", "users_per_round"]]
 )

@@ -1,5 +1,6 @@
 """The training loop: rounds are charged before a release, a resume never under-counts, and a budget stops the run."""
 
+import itertools
 import json
 import shutil
 import warnings
@@ -541,6 +542,16 @@ def noise_of(folder: Path, run: unheard.Run, attempt: int = 0) -> dict[str, int]
     )
     purposes = ("sampling", "batches", "noise", "count")
     return {name: int(getattr(streams, name)(attempt).integers(2**63)) for name in purposes}
+
+
+def test_a_run_is_continued_with_the_engine_that_is_asked_for_else_with_its_own(run, tmp_path, monkeypatch):
+    list(itertools.islice(unheard.train(reproducible(run, rounds=6), tmp_path / "r"), 2))
+    used, build = [], loop.build_engine
+    monkeypatch.setattr(loop, "build_engine", lambda choice, *rest: (used.append(choice), build(choice, *rest))[1])
+    asked = unheard.EngineChoice(kind="reference")
+    next(unheard.resume(tmp_path / "r", engine=asked))
+    next(unheard.resume(tmp_path / "r"))
+    assert used == [asked, unheard.EngineChoice()]
 
 
 def test_two_runs_of_one_seed_share_no_stream_and_one_run_repeats_to_the_bit(run, tmp_path):
