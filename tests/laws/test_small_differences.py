@@ -1,5 +1,7 @@
 """A small change of q, z, delta or epsilon changes every figure, so no figure is computed from a rounded value."""
 
+import itertools
+
 import pytest
 
 from unheard.privacy.accountants import ACCOUNTANTS, delta_at, epsilon, replace_one_epsilon
@@ -40,7 +42,7 @@ CASES = [
 
 
 def is_decreasing(values: list[float]) -> bool:
-    return all(before > after for before, after in zip(values, values[1:], strict=False))
+    return all(before > after for before, after in itertools.pairwise(values))
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
