@@ -336,6 +336,7 @@ def test_the_estimate_is_that_of_the_mean_variance_of_both_groups():
     z = math.sqrt((2 / 3 + 8 / 3) / 2) / 5
     expected = one_run.epsilon([Gaussian(noise_multiplier=z)], 1e-5, "pld")
     assert one_run._estimate(*groups, 1e-5, False) == pytest.approx(expected)
+    assert one_run._estimate(groups[0] / 10, groups[1] / 10, 1e-5, False) == pytest.approx(expected)  # 0.5 apart
     assert one_run._estimate(*groups[::-1], 1e-5, False) == 0.0
     assert math.isnan(one_run._estimate(groups[0][:1], groups[1], 1e-5, False))
 

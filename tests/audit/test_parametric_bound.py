@@ -10,7 +10,7 @@ from unheard.audit.lower_bound import best_guesses, f_dp_bound, parametric_bound
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian
 
-DELTA = 2.5e-7
+DELTA = 2.54321e-7
 """The delta of an audit with 4,000 canaries."""
 
 

@@ -39,7 +39,7 @@ from unheard.privacy.budget import (
 )
 from unheard.privacy.events import FailureProbability, Gaussian, PoissonGaussian, Selection
 
-DELTA = 1e-6
+DELTA = 1.23456789e-6
 MIXED = [
     (PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.1), 40),
     (PoissonGaussian(sampling_prob=0.03, noise_multiplier=2.3), 25),

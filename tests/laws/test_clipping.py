@@ -68,6 +68,8 @@ def test_per_layer_clipping_by_hand():
 
 def test_a_schedule_scales_given_layer_norms_together():
     assert PerLayerClip(norms={"a": 3.0, "b": 4.0}).at_norm(10.0).norms == pytest.approx({"a": 6.0, "b": 8.0})
+    scaled = PerLayerClip(norms={"a": 3.0, "b": 4.0}).at_norm(10.4567).norms
+    assert scaled == pytest.approx({"a": 0.6 * 10.4567, "b": 0.8 * 10.4567}, rel=1e-12)
 
 
 def test_a_nan_is_not_taken_for_a_short_update():

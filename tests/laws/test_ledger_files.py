@@ -31,7 +31,7 @@ from unheard.privacy.population_ledger import (
 )
 from unheard.privacy.run_ledger import JointLedger
 
-DELTA = 1e-3
+DELTA = 1.23456789e-3
 EVENTS = [PoissonGaussian(sampling_prob=1.0, noise_multiplier=z) for z in (5.0, 6.0, 7.0, 8.0)]
 
 

@@ -32,7 +32,7 @@ from unheard.run_folder import RunFolder, configuration_hash
 from unheard.training.checkpoint import _save
 
 ROUND = PoissonGaussian(sampling_prob=1.0, noise_multiplier=9.0)
-DELTA = 1e-3
+DELTA = 1.23456789e-3
 
 
 @dataclass

@@ -28,7 +28,7 @@ from unheard.privacy.population_statement import (
 from unheard.privacy.statement import rounded_up
 from unheard.privacy.trade_off import figures, figures_of_pair
 
-DELTA = 1e-3
+DELTA = 1.23456789e-3
 ROUND = PoissonGaussian(sampling_prob=1.0, noise_multiplier=9.0)
 OTHER = PoissonGaussian(sampling_prob=1.0, noise_multiplier=11.0)
 VOCABULARY = [Gaussian(noise_multiplier=8.0), FailureProbability(delta=1e-4)]

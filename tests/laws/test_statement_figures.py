@@ -53,7 +53,7 @@ from unheard.privacy.statement_formats import (
 )
 from unheard.privacy.trade_off import figures, figures_of_pair
 
-DELTA = 1e-3
+DELTA = 1.23456789e-3
 ROUND = PoissonGaussian(sampling_prob=1.0, noise_multiplier=9.0)
 VOCABULARY = [Gaussian(noise_multiplier=8.0), FailureProbability(delta=1e-4)]
 SELECTION = Selection(sampling_prob=1.0, noise_multiplier=9.0, rounds=3, mean_trials=2, drawn_from="geometric")
@@ -110,7 +110,7 @@ def test_every_figure_of_a_statement_is_that_of_its_own_events():
     assert asked["delta"] == pytest.approx(min(delta_at(claimed, 0.75, name) for name in CLAIMED))
     assert "against_server" not in content
     assert content["claim"] == (
-        f"({rounded_up(best.epsilon)}, 0.001)-differential privacy for every user, by {content['claimed']['accountant']}"
+        f"({rounded_up(best.epsilon)}, 0.00124)-differential privacy for every user, by {content['claimed']['accountant']}"
     )
     curve = content["curve"]
     assert len(curve) == 12

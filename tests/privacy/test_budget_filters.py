@@ -49,7 +49,7 @@ from unheard.privacy.statement import compute_statement, render_text
 
 ROUND, OTHER = (PoissonGaussian(sampling_prob=q, noise_multiplier=z) for q, z in ((0.01, 1.0), (0.02, 1.5)))
 EVERYBODY = PoissonGaussian(sampling_prob=1.0, noise_multiplier=6.0)  # quick to account for
-DELTA = 1e-6
+DELTA = 1.23456789e-6
 
 
 def facts(rounds, budget=None, phases=((0, ROUND),), charges=0):

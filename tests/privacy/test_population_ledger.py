@@ -21,7 +21,7 @@ from unheard.privacy.population_statement import all_runs, render_all_runs
 from unheard.privacy.run_ledger import JointLedger
 
 ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
-DELTA = 1e-6
+DELTA = 1.23456789e-6
 
 
 @pytest.fixture
