@@ -131,7 +131,9 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 
 
 def lower_bound(canaries: int, guesses: int, correct: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """Return the largest epsilon under which so many correct guesses have a probability below 1 - confidence.
+    """Return the largest epsilon that the number of correct guesses rules out.
+
+    An epsilon is ruled out if `correct` or more correct guesses have a probability below 1 - confidence under it.
 
     Args:
         canaries: The number of canaries, each included with probability 1/2.
@@ -145,7 +147,7 @@ def lower_bound(canaries: int, guesses: int, correct: int, delta: float, confide
     """
 
     def is_ruled_out(epsilon: float) -> bool:
-        """Whether so many correct guesses have a probability below 1 - confidence under (epsilon, delta)."""
+        """Whether the number of correct guesses rules out (epsilon, delta)."""
         return p_value(canaries, guesses, correct, epsilon, delta) < 1 - confidence
 
     if not guesses or p_value(canaries, guesses, correct, 0.0, delta) > 1 - confidence:
@@ -228,7 +230,7 @@ def f_dp_bound(
 
 
 def refutes(score_M: np.ndarray, included_M: np.ndarray, events: Iterable[Event], level: float) -> bool:
-    """Whether so many correct guesses have probability below `level` under the trade-off curve of the events.
+    """Whether the number of correct guesses has a probability below `level` under the trade-off curve of the events.
 
     This test needs no family of curves, because it tests the claim that the mechanism is at least as private as this
     one curve. Returns False if an event has no noise, since such a run claims nothing.

@@ -145,7 +145,7 @@ class EngineChoice:
         try:
             device = torch.device(self.device)
             if device.type not in ("cpu", "cuda"):
-                raise RuntimeError("only cpu and cuda are known here")
+                raise RuntimeError("only cpu and cuda are supported")
             torch.zeros(1, device=device)
         except (RuntimeError, AssertionError) as error:
             raise InvalidValue(

@@ -158,7 +158,7 @@ class NodeData:
         require(0 <= self.part < self.parts, f"part must be from 0 to parts - 1, not {self.part} of {self.parts}.")
 
     def numbers(self, num_users: int) -> range:
-        """Return the numbers that the users of this node have in the store.
+        """Return the range of user numbers in the store that belong to this node.
 
         Args:
             num_users: The number of training users of the store.

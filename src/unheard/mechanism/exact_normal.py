@@ -123,7 +123,7 @@ def check_scale(scale: float) -> None:
 
 
 def decided_below(scale: float, error: float = ERROR, largest_x: float = LARGEST_X) -> float:
-    """Return the limit of step 2: if scale * x is closer than this to an integer, float64 decides the rounding.
+    """Return how close scale * x must be to an integer for float64 to decide the rounding (step 2).
 
     The relative rounding error of the product scale * x is at most 2^-53, which `error` covers.
 

@@ -91,7 +91,9 @@ def rounded_normals_on(
         number = int(listed[0])
         # DP: a rounding that float64 cannot decide is never taken from float64.
         if number > most:
-            raise RuntimeError(f"float64 cannot decide {number} of {count} numbers, which is far more than expected.")
+            raise RuntimeError(
+                f"float64 cannot decide the rounding of {number} of {count} numbers, far more than expected. This is a bug."
+            )
         exact_2U = np.empty((2, number), np.int64)
         listed_U = zip(listed[1 : 1 + number].tolist(), listed[1 + most : 1 + most + number].tolist(), strict=True)
         for u, (index, word) in enumerate(listed_U):
@@ -278,7 +280,7 @@ def _draw(
 
 @triton.jit
 def _store(words, probabilities, i, word, count, UNIT: tl.constexpr):
-    """Store a word and its P. The last bit of the word is the sign; the other bits are the first digits of P."""
+    """Store a random word and the P of its number. The last bit is the sign; the other bits are the first digits of P."""
     tl.store(words + i, word.to(tl.int64, bitcast=True), mask=i < count)
     tl.store(probabilities + i, ((word >> 1).to(tl.float64) + 0.5) * UNIT, mask=i < count)
 

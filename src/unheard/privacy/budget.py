@@ -224,7 +224,7 @@ class Budget:
         return {**plain, "orders": list(self.orders)} if self.orders else plain
 
     def running(self, events: Iterable[Event] = ()) -> RunningEpsilon:
-        """Return a running epsilon for `check`, with `events` charged already."""
+        """Return the object that tracks the epsilon spent, for `check`. `events` are those that were charged already."""
         return RunningEpsilon(self.delta, self.accountant, events, self.orders)
 
     def check(

@@ -185,9 +185,10 @@ def _arrive(store: Store, mine: str, rank: int) -> str:
 
 
 def _welcome(store: Store, attempt: str, size: int) -> str:
-    """Answer the random number of every worker until each rank has confirmed. Return the prefix of this attempt.
+    """Send the prefix of this attempt to every worker, as the answer to its random number, and return the prefix.
 
-    A number from an earlier attempt is answered too, but no process confirms it.
+    Returns when every rank has confirmed the answer. The number of a worker of an earlier attempt may still be in the
+    store. It is answered too, but no process confirms it.
 
     Raises:
         RankError: If a rank does not confirm within `ARRIVAL_TIMEOUT` seconds.

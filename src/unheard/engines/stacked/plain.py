@@ -419,7 +419,7 @@ def inverse_norms(rows_WD: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 SQUARES_AT_ONCE = 2**16
-"""The number of squares that are added in the precision of the deltas. Sums of so many squares are added in float64."""
+"""The number of squares that are added in the precision of the deltas. The sums of these groups are added in float64."""
 
 
 class PlainStep:
