@@ -37,7 +37,7 @@ from unheard.deployment.model import PERSONAL_RECORD, LoadedModel
 from unheard.deployment.step import stepper_for
 from unheard.errors import InputError, InvalidValue, RunFolderError, RunFolderExists
 from unheard.evaluation.next_word import evaluate
-from unheard.models.model import mean_loss
+from unheard.models.model import loss_gradient
 from unheard.training.released import Released
 from unheard.training.run import MODELS
 from unheard.updates.user_update import User, batches_of, windows_of
@@ -152,10 +152,7 @@ def one_pass(released: Released, params_P: Tensor, tokens: np.ndarray, learning_
     model, batch_size = released.run.model, released.run.plan.update.batch_size or 8
     features_F = torch.zeros(model.user_features) if model.user_features else None
     for batch_BW in batches_of(windows_of(tokens, unroll), batch_size):
-        params = {name: layer.detach().requires_grad_() for name, layer in model.layout.split(params_P).items()}
-        loss = mean_loss(model, params, torch.as_tensor(batch_BW), features_F)
-        gradients = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
-        params_P = params_P - learning_rate * model.layout.join(dict(zip(params, gradients, strict=True)))
+        params_P = params_P - learning_rate * loss_gradient(model, params_P, torch.as_tensor(batch_BW), features_F)
     return params_P
 
 

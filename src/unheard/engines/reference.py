@@ -15,7 +15,7 @@ from unheard.engines.engine import Cohort, Drawn
 from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.clipping import clip_
 from unheard.mechanism.plan import RoundPlan
-from unheard.models.model import LanguageModel, mean_loss
+from unheard.models.model import LanguageModel, loss_gradient
 from unheard.updates.user_update import User
 
 
@@ -81,17 +81,11 @@ class ReferenceEngine:
         features_F = None if user.features is None else torch.as_tensor(user.features, device=self.device)
         theta_P = theta0_P.clone()
         for batch_BW in plan.update.batches(user, seed):
-            gradient_P = self._gradient(theta_P, torch.as_tensor(batch_BW, device=self.device), features_F)
+            window_BW = torch.as_tensor(batch_BW, device=self.device)
+            gradient_P = loss_gradient(self.model, theta_P, window_BW, features_F)
             gradient_P += plan.update.update_penalty * (theta_P - theta0_P)
             theta_P = self.model.project_local(theta_P - plan.update.learning_rate * gradient_P)
             # The paper clips after every local step. The guarantee does not rest on this clip: mechanism/aggregation
             # clips the returned delta again.
             theta_P = theta0_P + clip_(theta_P - theta0_P, plan.contribution.balls, unclipped)
         return theta_P - theta0_P
-
-    def _gradient(self, theta_P: Tensor, batch_BW: Tensor, features_F: Tensor | None) -> Tensor:
-        """Return the gradient of the mean loss of one batch with respect to all parameters, [P]."""
-        params = {name: layer.detach().requires_grad_() for name, layer in self.model.layout.split(theta_P).items()}
-        loss = mean_loss(self.model, params, batch_BW, features_F)
-        gradients = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
-        return self.model.layout.join(dict(zip(params, gradients, strict=True)))

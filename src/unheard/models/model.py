@@ -7,6 +7,7 @@ tensors. So the logits are a pure function of parameters and tokens, and all use
     params = model.layout.split(params_P)                             # named tensors
     logits_BTV = model.logits(params, tokens_BT, None)                # [B, T, V]
     loss = mean_loss(model, params, window_BW, None)                  # the paper's l(theta; b)
+    gradient_P = loss_gradient(model, params_P, window_BW, None)      # its gradient by all parameters
 
 `LanguageModel` is the protocol. `BaseModel` implements its optional methods for a model whose initial parameters are
 drawn from a seed and whose run file states all of its sizes. Nothing in this package depends on clipping or noise."""
@@ -247,3 +248,18 @@ def mean_loss(
     loss_N = nnf.cross_entropy(logits_BTV.flatten(0, -2), target_BT.flatten(), reduction="none")
     counts_N = counts_BT.flatten()
     return torch.where(counts_N, loss_N, 0.0).sum() / counts_N.sum().clamp(min=1)
+
+
+def loss_gradient(model: LanguageModel, params_P: Tensor, window_BW: Tensor, features_F: Tensor | None) -> Tensor:
+    """Return the gradient of `mean_loss` with respect to all parameters, [P].
+
+    Args:
+        model: The model.
+        params_P: The parameters, as one vector.
+        window_BW: Windows of W = T + 1 tokens of one user, padded with PAD.
+        features_F: The features of the user; None if the model takes none.
+    """
+    params = {name: layer.detach().requires_grad_() for name, layer in model.layout.split(params_P).items()}
+    loss = mean_loss(model, params, window_BW, features_F)
+    gradients = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
+    return model.layout.join(dict(zip(params, gradients, strict=True)))
