@@ -40,7 +40,7 @@ from unheard.deployment.model import (
 )
 from unheard.deployment.step import STATES, StepArrays, step_arrays
 from unheard.errors import InvalidValue, ModelError
-from unheard.models.model import LanguageModel
+from unheard.models.model import LanguageModel, unknown_features
 from unheard.randomness import reproducible_generator
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.released import Released
@@ -294,7 +294,7 @@ class ParityCheck:
         Args:
             words_NT: The word ids of the texts, BOS first.
         """
-        features_F = torch.zeros(self.model.user_features) if self.model.user_features else None
+        features_F = unknown_features(self.model)
         torch_NTV = self._logits(self.params_P.float(), words_NT, features_F)
         exact_NTV = self._logits(self.params_P.double(), words_NT, None if features_F is None else features_F.double())
         rounding_T = np.abs(torch_NTV - exact_NTV).max(axis=(0, 2))

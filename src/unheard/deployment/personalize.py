@@ -37,7 +37,7 @@ from unheard.deployment.model import PERSONAL_RECORD, LoadedModel
 from unheard.deployment.step import stepper_for
 from unheard.errors import InputError, InvalidValue, RunFolderError, RunFolderExists
 from unheard.evaluation.next_word import evaluate
-from unheard.models.model import loss_gradient
+from unheard.models.model import loss_gradient, unknown_features
 from unheard.training.released import Released
 from unheard.training.run import MODELS
 from unheard.updates.user_update import User, batches_of, windows_of
@@ -150,7 +150,7 @@ def one_pass(released: Released, params_P: Tensor, tokens: np.ndarray, learning_
         unroll: The number of tokens in a window.
     """
     model, batch_size = released.run.model, released.run.plan.update.batch_size or 8
-    features_F = torch.zeros(model.user_features) if model.user_features else None
+    features_F = unknown_features(model)
     for batch_BW in batches_of(windows_of(tokens, unroll), batch_size):
         params_P = params_P - learning_rate * loss_gradient(model, params_P, torch.as_tensor(batch_BW), features_F)
     return params_P

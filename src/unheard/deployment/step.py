@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unheard.deployment.model import Stepper
 from unheard.errors import ModelError
-from unheard.models.model import LanguageModel
+from unheard.models.model import LanguageModel, unknown_features
 from unheard.models.recurrent import TiedGRU, TiedLSTM
 
 CELLS: dict[type, str] = {TiedLSTM: "lstm", TiedGRU: "gru"}
@@ -145,7 +145,7 @@ class ReplayStepper:
     def read_all(self, words: Sequence[int]) -> np.ndarray:
         """Read a whole text (see `ReadsAtOnce.read_all`)."""
         words = list(words)[-self.context :]
-        features_F = torch.zeros(self.model.user_features) if self.model.user_features else None
+        features_F = unknown_features(self.model)
         logits_1TV = self.model.logits(self.model.layout.split(self.params_P), torch.tensor([words]), features_F)
         return logits_1TV[0, -1].float().numpy()
 

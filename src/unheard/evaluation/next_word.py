@@ -24,7 +24,7 @@ from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
 from unheard.engines.distributed.parallel_map import ParallelMap, TokenBatch, sequential_map
 from unheard.errors import InvalidValue
 from unheard.mechanism.aggregation import has_kernels
-from unheard.models.model import LanguageModel, window_targets
+from unheard.models.model import LanguageModel, unknown_features, window_targets
 from unheard.parameters import to_device
 from unheard.updates.user_update import User, windows_of
 
@@ -361,7 +361,7 @@ def predict(
     """
     ids = [BOS, *vocabulary.encode_words(words).tolist()]
     context_1T = torch.tensor([ids[-(getattr(model, "context", None) or len(ids)) :]], device=params_P.device)
-    features_F = torch.zeros(model.user_features, device=params_P.device) if model.user_features else None
+    features_F = unknown_features(model, params_P.device)
     logits_V = model.logits(model.layout.split(params_P), context_1T, features_F)[0, -1].double()
     probs_V = torch.softmax(logits_V, dim=-1)
     probs_V[[BOS, UNK]] = 0.0

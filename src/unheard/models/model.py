@@ -230,6 +230,11 @@ def window_targets(window_BW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return input_BT.clamp(min=0), target_BT.clamp(min=0), counts_BT
 
 
+def unknown_features(model: LanguageModel, device: torch.device | str = "cpu") -> Tensor | None:
+    """Return the features of a user about whom nothing is known, zeros [F]; None if the model takes no features."""
+    return torch.zeros(model.user_features, device=device) if model.user_features else None
+
+
 def mean_loss(
     model: LanguageModel, params: Mapping[str, Tensor], window_BW: Tensor, features_F: Tensor | None
 ) -> Tensor:

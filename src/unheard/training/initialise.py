@@ -42,7 +42,7 @@ from unheard.errors import (
 )
 from unheard.mechanism.noise import DistributedGaussianNoise, NoNoise
 from unheard.mechanism.plan import Plan
-from unheard.models.model import LanguageModel
+from unheard.models.model import LanguageModel, unknown_features
 from unheard.privacy.accountants import versions
 from unheard.privacy.budget import EARLIER_RUN, Budget, declaration, rounds_within
 from unheard.privacy.events import Event, NoiseLevel, from_record, to_record
@@ -347,7 +347,7 @@ def check_run(run: Run, store: TokenStore, users: UserTokens | None = None) -> N
 def check_is_pure(model: LanguageModel) -> None:
     """Raise `ModelError` if the model draws random numbers (active dropout does), or keeps a state between calls."""
     params = model.layout.split(model.initial(0))
-    features_F = torch.zeros(model.user_features) if model.user_features else None
+    features_F = unknown_features(model)
     first_14, second_14 = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[3, 3, 2, 1]])
     before = model.logits(params, first_14, features_F).clone()
     model.logits(params, second_14, features_F)
