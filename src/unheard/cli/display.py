@@ -182,9 +182,8 @@ def store_stop_message(out: Path) -> str:
     """Return the stop message of `prepare`, which writes the store `out`."""
     if (out / "corpus.json").is_file():
         return f"Stopped. The store at {out} is complete."
-    partial = out.resolve().with_name(
-        out.resolve().name + ".partial"
-    )  # as corpus.store.partial_path, without its imports
+    # As `corpus.store.partial_path`, without the imports of that module.
+    partial = out.resolve().with_name(f"{out.resolve().name}.partial")
     if partial.is_dir():
         return f"Stopped. Finished steps are kept in {partial}; the same command continues from there."
     return NOTHING_WRITTEN

@@ -43,7 +43,7 @@ NOTHING_WRITTEN = "Stopped before anything was written. Run the same command aga
 
 describe_stop: list[Callable[[], str]] = []
 """The function that returns the stop message, if the command has set one (`display.set_stop_message`)."""
-_is_armed: list[bool] = []
+_is_armed = threading.Event()
 _ends_at_once = threading.Event()
 _is_stopping = threading.Event()
 
@@ -58,13 +58,12 @@ def stop_at_signals() -> None:
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     _ends_at_once.set()
-    _is_armed.append(True)
+    _is_armed.set()
     threading.Thread(target=_wait, args=(reader, writer), daemon=True).start()
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     for number in _signals():
-        if signal.getsignal(number) != signal.SIG_IGN:
-            # The thread ends the process. A handler is needed all the same: without one, nothing wakes the thread.
-            signal.signal(number, lambda *_: _is_stopping.set())
+        # The thread ends the process. A handler is needed all the same: without one, nothing wakes the thread.
+        signal.signal(number, lambda *_: _is_stopping.set())
 
 
 def let_unwind(handler: Callable[[int, FrameType | None], Any] = signal.default_int_handler) -> None:
@@ -80,8 +79,7 @@ def let_unwind(handler: Callable[[int, FrameType | None], Any] = signal.default_
     _ends_at_once.clear()
     signal.set_wakeup_fd(-1)
     for number in _signals():
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, handler)
+        signal.signal(number, handler)
 
 
 def wait_if_stopping() -> None:
@@ -96,7 +94,7 @@ def wait_if_stopping() -> None:
 
 def ignore_signals() -> None:
     """Ignore further signals. Called when the command is done and only the interpreter has to shut down."""
-    if _is_armed:
+    if _is_armed.is_set():
         for number in _signals():
             signal.signal(number, signal.SIG_IGN)
 
@@ -111,7 +109,7 @@ def signals_as_ctrl_c() -> Iterator[None]:
     if _ends_at_once.is_set():
         yield
         return
-    numbers = [n for n in _signals() if n != signal.SIGINT and signal.getsignal(n) != signal.SIG_IGN]
+    numbers = [number for number in _signals() if number != signal.SIGINT]
     before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
@@ -131,7 +129,9 @@ def is_rank() -> bool:
 
 
 def _signals() -> list[signal.Signals]:
-    return [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+    """Return the signals that end a command, except those that the parent process ignores, for example under `nohup`."""
+    numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def _wait(reader: socket.socket, writer: socket.socket) -> None:
@@ -193,9 +193,9 @@ def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: i
         return _serve(ranks)
     # The launcher sends SIGTERM when another rank dies and when it is stopped itself. `sys.exit` runs the `finally`
     # blocks, so that the run is saved.
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:
-            signal.signal(getattr(signal, name), lambda *_: sys.exit(2))
+    for number in _signals():
+        if number != signal.SIGINT:
+            signal.signal(number, lambda *_: sys.exit(2))
     try:
         work(ranks)
     finally:

@@ -257,8 +257,16 @@ def resume(
             return _print_result(folder, None)  # the run is complete: do not start the nodes
         confirm_longer(folder, last, yes, can_ask=ranks is None, new_noise=new_noise)
         with nodes_of(nodes, run, choice, ranks) as on:
-            where = {"corpus": corpus, "engine": choice, "ranks": ranks, "on": on}
-            reports = resume_run(folder, rounds=rounds, **where, allow_no_privacy=allowed, new_noise=new_noise)
+            reports = resume_run(
+                folder,
+                rounds=rounds,
+                corpus=corpus,
+                engine=choice,
+                ranks=ranks,
+                on=on,
+                allow_no_privacy=allowed,
+                new_noise=new_noise,
+            )
             _print_result(folder, show_rounds(reports, folder.name, stop_after, folder=folder, track=track))
 
     run_on_processes(work, processes.processes, processes.max_restarts)

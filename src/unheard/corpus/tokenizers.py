@@ -57,16 +57,15 @@ _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
 )
 
+LONGEST_WORD = 6
+"""The largest number of characters that a word of such a script usually has."""
 
-def unspaced_share(texts: Iterable[str], longest_word: int = 6) -> float:
+
+def unspaced_share(texts: Iterable[str]) -> float:
     """Return the fraction of letters and digits in long runs of a script that writes no spaces between words.
 
-    A large fraction means that `WordTokenizer` would take whole sentences for words. Text in which spaces were inserted
-    between the words has short runs, which do not count.
-
-    Args:
-        texts: The texts.
-        longest_word: A run with more characters than this is long.
+    A large fraction means that `WordTokenizer` would take whole sentences for words. A run is long if it has more than
+    `LONGEST_WORD` characters. Text in which spaces were inserted between the words has short runs, which do not count.
 
     Example:
         >>> unspaced_share(["今日はとても良い天気です"]), unspaced_share(["今日 は 良い 天気", "fine weather"])
@@ -75,7 +74,7 @@ def unspaced_share(texts: Iterable[str], longest_word: int = 6) -> float:
     letters = unspaced = 0
     for text in texts:
         letters += sum(map(str.isalnum, text))
-        unspaced += sum(sum(map(str.isalnum, run)) for run in _UNSPACED.findall(text) if len(run) > longest_word)
+        unspaced += sum(sum(map(str.isalnum, run)) for run in _UNSPACED.findall(text) if len(run) > LONGEST_WORD)
     return unspaced / letters if letters else 0.0
 
 

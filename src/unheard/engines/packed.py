@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -383,7 +383,7 @@ class PackedCohorts:
             for place, work in enumerate(places):
                 if work is None and waiting:
                     k = waiting.pop()
-                    places[place] = _Work(k, int(num_tokens_U[k]), partial(_batches, plan, users, k, seed))
+                    places[place] = _Work(k, int(num_tokens_U[k]), lambda k=k: plan.update.batches(users[k], seed))
             total: CohortSum | None = None
             try:
                 host = step.next_host()
@@ -660,11 +660,6 @@ class PackedCohorts:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _batches(plan: RoundPlan, users: Sequence[User], k: int, seed: int) -> Iterable[np.ndarray]:
-    """Return the local batches of the k-th user of the cohort."""
-    return plan.update.batches(users[k], seed)
 
 
 def _turns(lengths: Sequence[int] | np.ndarray, *, is_shared: bool) -> list[int]:

@@ -225,7 +225,7 @@ def user_updates(model: LanguageModel, choice: EngineChoice, num_users: int) -> 
     }
 
 
-def limits(model: LanguageModel, device: Machine, bytes_per_number: int = 4, *, tokens: int = 1600) -> dict[str, float]:
+def limits(model: LanguageModel, device: Machine, bytes_per_number: int) -> dict[str, float]:
     """Compute the users per second that the memory bandwidth alone, and the arithmetic alone, would allow.
 
     The model of the computation: at every local step each parameter is read twice and written once, and takes part in
@@ -236,12 +236,11 @@ def limits(model: LanguageModel, device: Machine, bytes_per_number: int = 4, *, 
         model: The model.
         device: The measured limits of the machine.
         bytes_per_number: 2 for bfloat16, 4 for float32.
-        tokens: Tokens of each user.
 
     Returns:
         Users per second: `memory` and `arithmetic`.
     """
-    steps, positions = tokens / 80, 80
+    steps, positions = LONG_TEXT / 80, 80
     moved = 3 * model.layout.total * bytes_per_number * steps
     operations = 6 * model.layout.total * positions * steps
     rate = device.bfloat16_per_second if bytes_per_number == 2 else device.float32_per_second

@@ -135,9 +135,9 @@ class Factorisation:
         """
         return self.sensitivity() * prefix_error(self.inverse())
 
-    def inverse(self, rounds: int | None = None) -> np.ndarray:
-        """Return the first column of C^-1; T entries, or `rounds` entries if given."""
-        impulse = np.zeros(rounds or self.rounds)
+    def inverse(self) -> np.ndarray:
+        """Return the first column of C^-1, T entries."""
+        impulse = np.zeros(self.rounds)
         impulse[0] = 1.0
         numerator, denominator = self._rational()
         return np.asarray(lfilter(numerator, denominator, impulse))

@@ -733,14 +733,14 @@ def restore_state(run: Run, folder: RunFolder, device: torch.device) -> State:
     return replace(state, params_P=state.params_P.to(device), server_memory=memory)
 
 
-def streams_of(run: Run, facts: Mapping[str, Any], text: str) -> Streams:
+def streams_of(run: Run, facts: Mapping[str, Any], content_digest: str) -> Streams:
     """Return the sources of randomness of a run: secure, or reproducible if the run has a `reproducible_seed`.
 
     Args:
         run: The run as configured.
         facts: The header of the run's ledger. The streams of a seeded run that began before version 0.2.0 depend on the
             seed alone.
-        text: The digest of the users' text (`TokenStore.content_digest`). Reproducible streams depend on it. It is
+        content_digest: The digest of the users' text (`TokenStore.content_digest`). Reproducible streams depend on it. It is
             private and is not written anywhere here.
 
     Raises:
@@ -760,5 +760,5 @@ def streams_of(run: Run, facts: Mapping[str, Any], text: str) -> Streams:
             "noise cannot be drawn again. Put the right ledger back, or begin a new run."
         )
     # DP: stores that were prepared in the same way have one name; runs on them must not share noise either.
-    scope = hashlib.sha256("\n".join(map(str, [*parts, text])).encode()).hexdigest()
+    scope = hashlib.sha256("\n".join(map(str, [*parts, content_digest])).encode()).hexdigest()
     return ReproducibleStreams(seed=seed, scope=scope, shared_cohorts=run.training.shared_cohorts)
