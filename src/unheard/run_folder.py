@@ -23,7 +23,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -439,6 +439,18 @@ def not_written_by_unheard(path: Path) -> str:
         f"{path} cannot be read as a file that `unheard` wrote, so the ledger cannot be compared with it. Put back an "
         "intact copy. Delete it to resume from the previous checkpoint (repeated rounds are charged again)."
     )
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """Return the name of each folder, after as many of its parents as are needed to tell all folders apart.
+
+    >>> distinct_names([Path("/sweep/1"), Path("/repeat/1")])
+    ['sweep/1', 'repeat/1']
+    """
+    depth = 1
+    while len({folder.parts[-depth:] for folder in folders}) < len(set(folders)):
+        depth += 1
+    return ["/".join(folder.parts[-depth:]) for folder in folders]
 
 
 def not_a_run_folder(path: str | Path) -> str:

@@ -46,7 +46,7 @@ from unheard.deployment.export import free_target, onnx_files, write_files
 from unheard.deployment.model import run_statement
 from unheard.errors import InvalidValue, ModelError
 from unheard.models.base import record_of
-from unheard.models.hugging_face import INSTALL, HuggingFaceModel, base_digest, quietly, read_tokenizer
+from unheard.models.hugging_face import INSTALL, HuggingFaceModel, base_digest, quietly, read_base, read_tokenizer
 from unheard.run_folder import RunFolder
 from unheard.storage import staged_folder
 from unheard.training.initialise import population_ledger_of
@@ -134,7 +134,7 @@ def write_language_model(run: str | Path, out: Path, to: Format, *, card: str | 
         elif to == "merged":
             merged = _merged(trained)
             _write_merged(merged, model, stage)
-            back = _read_merged(stage)
+            back = read_base(stage)
         else:
             write_gguf_file(_merged(trained), Path(model.path), stage / GGUF_FILE, _title(model))
             back = _read_gguf(stage)
@@ -202,8 +202,6 @@ def _read_adapter(model: HuggingFaceModel, stage: Path) -> nn.Module:
         from peft import PeftModel  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ModelError(INSTALL) from None
-    from unheard.models.hugging_face import read_base
-
     return PeftModel.from_pretrained(read_base(Path(model.path)), stage).eval()  # pyright: ignore[reportArgumentType]
 
 
@@ -219,13 +217,6 @@ def _write_merged(merged: Any, model: HuggingFaceModel, stage: Path) -> None:
         if number is not None:
             settings[name] = read_tokenizer(Path(model.path)).tokenizer.id_to_token(number)
     (stage / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-def _read_merged(stage: Path) -> nn.Module:
-    """Read the merged model that was just written."""
-    from unheard.models.hugging_face import read_base
-
-    return read_base(stage)
 
 
 def _read_gguf(stage: Path) -> nn.Module:

@@ -37,7 +37,7 @@ from unheard.config import parse_json
 from unheard.corpus.tokenizers import Tokenizer, tokenizer_from_table
 from unheard.corpus.vocabulary import BOS, UNK, Vocabulary
 from unheard.errors import ModelError
-from unheard.run_folder import RunFolder
+from unheard.run_folder import RunFolder, distinct_names
 
 PERSONAL_RECORD = "personal.json"
 """The file that marks the folder of a personal model; `personalize.py` writes it."""
@@ -199,10 +199,7 @@ def open_models(paths: Sequence[str | Path]) -> list[LoadedModel]:
     """
     models, folders = [open_model(path) for path in paths], [Path(path).resolve() for path in paths]
     names = [model.name for model in models]
-    for depth in range(2, 12):
-        if len(set(names)) == len(names):
-            break
-        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+    names = names if len(set(names)) == len(names) else distinct_names(folders)
     return [replace(model, name=name) for model, name in zip(models, names, strict=True)]
 
 

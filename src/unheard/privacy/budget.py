@@ -116,7 +116,6 @@ class RunningEpsilon:
         self._additive = _additive_cost(accountant)
         self._cost = np.zeros(1)
         self._failure = 0.0
-        self._count = 0
         self._times: dict[Event, int] = {}
         for event in events:
             self.charge(event)
@@ -133,7 +132,6 @@ class RunningEpsilon:
     def charge_times(self, event: Event, times: int) -> None:
         """Add the same event `times` times to the events charged so far."""
         self._cost, self._failure = self._with(event, times)
-        self._count += times
         self._times = {**self._times, event: self._times.get(event, 0) + times}
 
     @property
@@ -146,7 +144,7 @@ class RunningEpsilon:
         """The epsilon of all events charged so far."""
         if self._draws_examples(self._times):
             return _tabulated(self._times, self.delta)
-        return self._epsilon(self._cost, self._failure) if self._count else 0.0
+        return self._epsilon(self._cost, self._failure) if self._times else 0.0
 
     def epsilon_after(self, event: Event) -> float:
         """Return the epsilon that charging this event would lead to. Charges nothing."""

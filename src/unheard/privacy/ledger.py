@@ -344,7 +344,7 @@ FORMAT = "unheard-ledger-1"
 REPRODUCIBLE = "reproducible-"
 """The prefix of the id of a seeded run."""
 _FACTS: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("delta",), (int, float)),
+    "delta": (int, float),
     **dict.fromkeys(("population", "parameters"), int),
     **dict.fromkeys(("run_id", "run_hash", "corpus"), str),
     **dict.fromkeys(

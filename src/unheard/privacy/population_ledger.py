@@ -424,10 +424,8 @@ class PopulationLedger:
         if "began" in record:
             began = record["began"]
             charged_run = self.runs.setdefault(began["run"], ChargedRun(id=began["run"]))
-            charged_run.facts, charged_run.num_charged = (
-                dict(began["facts"]),
-                max(charged_run.num_charged, int(began["held"])),
-            )
+            charged_run.facts = dict(began["facts"])
+            charged_run.num_charged = max(charged_run.num_charged, int(began["held"]))
             charged_run.begun += 1
         elif "budget" in record:
             budget = Budget(**record["budget"])

@@ -37,7 +37,7 @@ from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs, other_runs
 from unheard.privacy.run_ledger import population_of, read_run_ledger
 from unheard.privacy.statement import compute_statement
-from unheard.run_folder import RunFolder
+from unheard.run_folder import RunFolder, distinct_names
 
 MAX_POINTS = 200
 """The largest number of points of an epsilon curve, not counting the first round."""
@@ -190,10 +190,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
     folders = [Path(path).resolve() for path in paths]
     if len(set(folders)) < len(folders):
         raise InvalidValue("The same run folder is named twice: name each run once.")
-    depth = 1
-    while len({folder.parts[-depth:] for folder in folders}) < len(folders):
-        depth += 1
-    return [RunRecord.read(folder, "/".join(folder.parts[-depth:])) for folder in folders]
+    return [RunRecord.read(folder, name) for folder, name in zip(folders, distinct_names(folders), strict=True)]
 
 
 def latest(record: RunRecord, measure: str) -> float | None:

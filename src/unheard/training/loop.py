@@ -492,6 +492,10 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
         accountant = run.budget.accountant if run.budget else RUNNING_ACCOUNTANT
         streams = streams_of(run, ledger.facts, store.content_digest)
         state = restore_state(run, folder, engine.device)
+        noise = None
+        if isinstance(run.plan.noise, CorrelatedNoise) and state.round < run.training.rounds:
+            may_renew, is_new = prepared.may_renew_noise, prepared.has_new_noise
+            noise = open_noise_state(run, folder, ledger, streams, engine.device, may_renew=may_renew, is_new=is_new)
         active = _ActiveRun(
             run=run,
             folder=folder,
@@ -501,17 +505,7 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
             spent=RunningEpsilon(run.claimed_delta, accountant, events=ledger.events),
             state=state,
             streams=streams,
-            noise=open_noise_state(
-                run,
-                folder,
-                ledger,
-                streams,
-                engine.device,
-                may_renew=prepared.may_renew_noise,
-                is_new=prepared.has_new_noise,
-            )
-            if isinstance(run.plan.noise, CorrelatedNoise) and state.round < run.training.rounds
-            else None,
+            noise=noise,
             held_out=HeldOutText(
                 run.model,
                 run.evaluation.choose(users_in_turn(store.held_out, run.model)),
