@@ -25,7 +25,7 @@ and add a line to `KINDS` and a line to `unheard/__init__.pyi` (docs/extending.m
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -388,7 +388,7 @@ class Plan:
             if change.from_round > round:
                 break
             clip = clip.at_norm(change.clip_norm) if change.clip_norm else clip
-            update = update.at_learning_rate(change.learning_rate) if change.learning_rate else update
+            update = replace(update, learning_rate=change.learning_rate) if change.learning_rate else update
             if change.noise_std or change.noise_multiplier:
                 noise = noise.changed(change.noise_multiplier, change.noise_std)
         adaptive = clip.adaptive

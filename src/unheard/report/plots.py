@@ -288,7 +288,7 @@ def accuracy_by_band(compared: Comparison) -> Plot:
     """Plot AccuracyTop1 by word frequency as bars, for each run with full measures and for the bigram baseline."""
     measured = compared.measured
     shown = {name: measures["bands"] for name, measures in measured.items()}
-    legend = _measured_looks(compared)
+    legend = _measured_styles(compared)
     if floor := next(iter(measured.values()))["baselines"].get(BIGRAM):
         shown[BIGRAM] = floor["bands"]
         legend = [*legend, SeriesStyle(BIGRAM, colour("floor"), [1, 0])]
@@ -325,7 +325,7 @@ def accuracy_by_user(compared: Comparison) -> Plot:
     A line goes from the 5th to the 95th percentile, a bar from the 25th to the 75th, and a tick marks the median.
     """
     rows = [{"run": name, **m["users"]["accuracy_top1"]} for name, m in compared.measured.items()]
-    legend = _measured_looks(compared)
+    legend = _measured_styles(compared)
     x: dict[str, Any] = {"type": "quantitative", "scale": share_scale([row[p] for row in rows for p in ("p5", "p95")])}
     axis, titles = _share_axis("AccuracyTop1 of one user"), {**PERCENTILES, "mean": "mean"}
     shared = {
@@ -360,7 +360,7 @@ def _head(compared: Comparison, head: str) -> Plot:
         compared: The runs.
         head: "10", "50" or "100", as in `measures.json`.
     """
-    rows, legend = [], _measured_looks(compared)
+    rows, legend = [], _measured_styles(compared)
     for name, measures in compared.measured.items():
         counts = measures["head_words"][head]
         rows += [{"run": name, "n": n, "count": c, "share": c / max(sum(counts), 1)} for n, c in enumerate(counts)]
@@ -385,7 +385,7 @@ def _head(compared: Comparison, head: str) -> Plot:
     return Plot(name=f"head-words-{head}", title=f"Among the {head} most frequent", spec=spec, legend=legend)
 
 
-def _measured_looks(compared: Comparison) -> list[SeriesStyle]:
+def _measured_styles(compared: Comparison) -> list[SeriesStyle]:
     """Return the styles of the runs that have full measures."""
     return [style for style in series_styles(compared.colours) if style.name in compared.measured]
 

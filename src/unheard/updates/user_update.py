@@ -40,7 +40,7 @@ never computed from the store.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import overload
 
@@ -291,10 +291,6 @@ class FedAvg:
         targets_U = np.maximum(np.asarray(num_tokens_U, dtype=np.int64) - 1, 0)
         return 1.0 + self.epochs * -(-targets_U // (self.batch_size * self.unroll))
 
-    def at_learning_rate(self, learning_rate: float) -> "FedAvg":
-        """Return this update with another learning rate. A plan with a schedule calls it at each change."""
-        return replace(self, learning_rate=learning_rate)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedSGD:
@@ -350,10 +346,6 @@ class FedSGD:
         targets_U = np.maximum(np.asarray(num_tokens_U, dtype=np.int64) - 1, 0)
         windows_U = -(-targets_U // self.unroll)
         return 1.0 + (windows_U if self.batch_size is None else np.minimum(windows_U, self.batch_size)) / 8
-
-    def at_learning_rate(self, learning_rate: float) -> "FedSGD":
-        """Return this update with another learning rate. A plan with a schedule calls it at each change."""
-        return replace(self, learning_rate=learning_rate)
 
 
 def _windows_of_batch(windows: int) -> int:
