@@ -25,7 +25,7 @@ from scipy.stats import rankdata
 
 from reproduction.bootstrap import half_width, interval, load, resampled_accuracy
 from reproduction.printed import TABLE_1, TABLE_2, by_accountant, moments
-from reproduction.private_run import CANDIDATES, read_metrics, smoothed
+from reproduction.private_run import CANDIDATES, WORDS_OF, read_metrics, smoothed
 from reproduction.recipes import TRADES
 from reproduction.render_rules import load as load_rules
 from unheard.privacy.accountants import epsilon
@@ -119,14 +119,16 @@ def spent(folders: Sequence[Path], delta: float, accountant: str) -> float:
     return max(epsilon(charges(folder), delta, accountant) for folder in folders)
 
 
-def accuracy(folders: Sequence[Path], at: int) -> list[float]:
+def accuracy(folders: Sequence[Path], at: int, every: int = 1) -> list[float]:
     """Return the accuracy in percent of each run at a round, as the rules define it.
 
     Args:
         folders: The results of the runs. Runs without an evaluation at the round are left out.
         at: The round.
+        every: Only evaluations at multiples of this number of rounds are read, so that runs that were evaluated every 20
+            and every 100 rounds can be compared.
     """
-    curves = [smoothed(read_metrics(folder)) for folder in folders]
+    curves = [smoothed([row for row in read_metrics(folder) if row["round"] % every == 0]) for folder in folders]
     return [100 * curve[at] for curve in curves if at in curve]
 
 
@@ -202,7 +204,12 @@ def missing(rounds: dict[str, int], root: Path) -> str | None:
 
 
 def combined(
-    rule: str, weights: Mapping[str, float], at: int, root: Path, counted: tuple[str, str] = ("targets", "hits")
+    rule: str,
+    weights: Mapping[str, float],
+    at: int,
+    root: Path,
+    counted: tuple[str, str] = ("targets", "hits"),
+    every: int = 1,
 ) -> Measured:
     """Return a weighted sum of the accuracies of some runs, in points, with its interval.
 
@@ -214,13 +221,14 @@ def combined(
         at: The round. Other means than accuracies are those of the last models.
         root: Folder of the results.
         counted: Names of the counts per user: targets, and what is counted over them.
+        every: As for `accuracy`.
     """
     sides = {name: complete(name, at, root) for name in weights}
     counts = {name: [load(folder) for folder in side] for name, side in sides.items()}
     is_accuracy = counted[1] == "hits"
     scale = 100 if is_accuracy else 1
     by_run = {
-        name: accuracy(side, at)
+        name: accuracy(side, at, every)
         if is_accuracy
         else [one[counted[1]].sum() / one[counted[0]].sum() for one in counts[name]]
         for name, side in sides.items()
@@ -373,18 +381,24 @@ def private_estimate(root: Path) -> RuleVerdict:
     )
 
 
-def table_2_cost(root: Path) -> RuleVerdict:
-    """Apply rule table-2-cost: each sigma costs at most the registered limit, and more noise costs more."""
-    costs = [compare("table-2-cost", name, "baseline-seed", root, least=-limit) for name, limit in PAPER_COSTS.items()]
-    more = [compare("table-2-cost", b, a, root, at=[5000], most=0.0) for a, b in itertools.pairwise(NOISED)]
+def table_2_cost(root: Path, reading: str = "") -> RuleVerdict:
+    """Apply rule table-2-cost: each sigma costs at most the registered limit, and more noise costs more.
+
+    Args:
+        root: Folder of the results.
+        reading: Prefix of the runs of one reading of the word vectors, such as `server-`.
+    """
+    rule, baseline, noised = "table-2-cost", f"{reading}baseline-seed", [reading + name for name in NOISED]
+    costs = [compare(rule, reading + name, baseline, root, least=-limit) for name, limit in PAPER_COSTS.items()]
+    more = [compare(rule, b, a, root, at=[5000], most=0.0) for a, b in itertools.pairwise(noised)]
     return joined(*costs, *more)
 
 
-def figure_1_later(root: Path) -> RuleVerdict:
-    """Apply rule figure-1-later: the cost of noise grows during training."""
-    words = {name: f"cost of {name.removesuffix('-seed')} changes by " for name in NOISED}
-    runs = ("figure-1-later", "baseline-seed")
-    return joined(*(compare(*runs, name, root, least=0.0, change=True, words=words[name]) for name in NOISED))
+def figure_1_later(root: Path, reading: str = "") -> RuleVerdict:
+    """Apply rule figure-1-later: the cost of noise grows during training. For `reading`: `table_2_cost`."""
+    words = {reading + name: f"cost of {name.removesuffix('-seed')} changes by " for name in NOISED}
+    runs = ("figure-1-later", f"{reading}baseline-seed")
+    return joined(*(compare(*runs, name, root, least=0.0, change=True, words=words[name]) for name in words))
 
 
 def figure_7(root: Path) -> RuleVerdict:
@@ -401,9 +415,11 @@ def figure_7(root: Path) -> RuleVerdict:
     )
 
 
-def figure_1_match(root: Path) -> RuleVerdict:
-    """Apply rule figure-1-match: sigma = 0.003 nearly matches the baseline."""
-    return joined(compare("figure-1-match", "S15-sigma0.003-seed", "baseline-seed", root, least=-0.25))
+def figure_1_match(root: Path, reading: str = "") -> RuleVerdict:
+    """Apply rule figure-1-match: sigma = 0.003 nearly matches the baseline. For `reading`: `table_2_cost`."""
+    return joined(
+        compare("figure-1-match", f"{reading}S15-sigma0.003-seed", f"{reading}baseline-seed", root, least=-0.25)
+    )
 
 
 def figure_4(root: Path) -> RuleVerdict:
@@ -688,6 +704,117 @@ def _share_lost(rule: str, noised: str, free: str, at: int, root: Path) -> Measu
     return Measured(100 * (left[0] - left[1]), 100 * half, fewest < RULES[rule]["seeds"])
 
 
+NO_CLIP, SIZES = "variable-true-average-seed", tuple(WORDS_OF)
+"""The run of Figure 11 without a clip, and the prefixes of the runs with larger dictionaries."""
+
+
+def figure_11_gain(root: Path) -> RuleVerdict:
+    """Apply rule figure-11-gain: larger dictionaries have the same accuracy as 10,000 words, or a modestly higher one.
+
+    Here and in the other rules on dictionaries only every fifth evaluation of runs that have one every 20 rounds is read,
+    because the runs with larger dictionaries have one every 100 rounds.
+    """
+    rule, (at,) = RULES["figure-11-gain"], RULES["figure-11-gain"]["read_at"]
+    parts = []
+    for size in SIZES:
+        gain = combined(rule["id"], {f"{size}-{NO_CLIP}": 1, NO_CLIP: -1}, at, root, every=100)
+        parts.append((gain.is_between(-TERMS["nearly"], rule["threshold"]), f"{size} words against 10k: {gain}"))
+    return joined(_has_learned(NO_CLIP, at, root), *parts)
+
+
+def figure_11_clip(root: Path) -> RuleVerdict:
+    """Apply rule figure-11-clip: S = 10, 15 and 20 cost larger dictionaries hardly more than 10,000 words."""
+    return _costs_of_dictionaries("figure-11-clip", NO_CLIP, [f"flat-S{norm}-seed" for norm in (10, 15, 20)], root)
+
+
+def figure_12(root: Path) -> RuleVerdict:
+    """Apply rule figure-12: noise at S = 20 costs larger dictionaries hardly more than 10,000 words."""
+    noised = [f"flat-S20-sigma{sigma}-seed" for sigma in (0.003, 0.006, 0.012)]
+    return _costs_of_dictionaries("figure-12", FREE_OF_NOISE, noised, root)
+
+
+def _costs_of_dictionaries(rule: str, free: str, runs: Sequence[str], root: Path) -> RuleVerdict:
+    """Return whether the largest additional cost of some runs with larger dictionaries is below the threshold.
+
+    Args:
+        rule: Name of the rule.
+        free: Name of the run with 10,000 words that the cost of the others is measured against.
+        runs: Names of runs with 10,000 words.
+        root: Folder of the results.
+    """
+    (at,), pairs = RULES[rule]["read_at"], list(itertools.product(SIZES, runs))
+    added = {
+        (size, run): combined(rule, {f"{size}-{free}": 1, f"{size}-{run}": -1, free: -1, run: 1}, at, root, every=100)
+        for size, run in pairs
+    }
+    size, run = max(pairs, key=lambda pair: added[pair].value)
+    worst, words = added[size, run], f"the largest additional cost, of {run.removesuffix('-seed')} with {size} words"
+    return joined(_has_learned(free, at, root), (worst.is_between(None, RULES[rule]["threshold"]), f"{words}: {worst}"))
+
+
+def text_other_corpus(root: Path) -> RuleVerdict:
+    """Apply rule text-other-corpus: training on another corpus costs at least 1 point more than sigma = 0.003 does.
+
+    Both costs are against the same baseline, so their difference is that of the two runs.
+    """
+    rule, (at,) = RULES["text-other-corpus"], RULES["text-other-corpus"]["read_at"]
+    noised, other = "growing-S15-sigma0.003-seed", "other-baseline-seed"
+    words = "sigma = 0.003 against the other corpus: "
+    return joined(
+        _has_learned("growing-baseline-seed", at, root),
+        compare(rule["id"], noised, other, root, least=rule["threshold"], words=words),
+    )
+
+
+def text_penalty(root: Path) -> RuleVerdict:
+    """Apply rule text-penalty: neither penalty on the update gains accuracy."""
+    rule, (at,), free = RULES["text-penalty"], RULES["text-penalty"]["read_at"], "growing-flat-S15-seed"
+    best = max(PENALTIES, key=lambda name: mean_accuracy(name, at, root))
+    return joined(_has_learned(free, at, root), compare(rule["id"], best, free, root, most=rule["threshold"]))
+
+
+def text_tied(root: Path) -> RuleVerdict:
+    """Apply rule text-tied: tied embeddings save 35 to 45 % of the parameters at a small decrease in accuracy."""
+    rule, (at,) = RULES["text-tied"], RULES["text-tied"]["read_at"]
+    names = ("growing-baseline-seed", "untied-baseline-seed")
+    tied, untied = (
+        json.loads((complete(name, at, root)[0] / "facts.json").read_text())["parameters"] for name in names
+    )
+    saved = 1 - tied / untied
+    return joined(
+        _has_learned(names[1], at, root),
+        (0.35 <= saved <= 0.45, f"{100 * saved:.1f} % of the parameters saved"),
+        compare(rule["id"], *names, root, least=-rule["threshold"]),
+    )
+
+
+def text_unit_norm(root: Path, reading: str = "growing-") -> RuleVerdict:
+    """Apply rule text-unit-norm: vectors of norm 1 need fewer rounds than free ones for the same accuracy.
+
+    Args:
+        root: Folder of the results.
+        reading: Prefix of the runs of one reading of the word vectors. The registered one is `growing-`.
+    """
+    rule, free = RULES["text-unit-norm"], "free-flat-S15-seed"
+    (at,) = rule["read_at"]
+    first, second = complete(free, at, root), complete(f"{reading}flat-S15-seed", at, root)
+    ratio = _ratio_of_rounds(first, second, at)
+    single = [_ratio_of_rounds([one], [other], at) for one, other in itertools.product(first, second)]
+    is_enough = min(len(first), len(second)) >= rule["seeds"]
+    is_clear = is_enough and len({one > 1 for one in single}) == 1 and not 1 <= ratio < rule["threshold"]
+    words = f"free vectors need {ratio:.2f} times as many rounds; single seeds {min(single):.2f} to {max(single):.2f}"
+    return joined(_has_learned(free, at, root), (ratio >= rule["threshold"] if is_clear else None, words))
+
+
+PENALTIES = ("flat-S15-penalty0.001-seed", "flat-S15-penalty0.01-seed")
+"""The runs with a penalty on the update."""
+OF_READINGS = {
+    "figure-1-match": figure_1_match,
+    "figure-1-later": figure_1_later,
+    "table-2-cost": table_2_cost,
+    "text-unit-norm": text_unit_norm,
+}
+"""The rules whose runs are made on blogs in each reading of the word vectors, and the functions that apply them."""
 JUDGES = {
     "private-run": (private_run, {"private": 5000, "baseline-C5000-seed": 5000}),
     "private-rounds": (private_rounds, {"private": 5000, "baseline-seed": 5000}),
@@ -713,6 +840,20 @@ LONG_JUDGES = {
     "figure-6": (figure_6, dict.fromkeys(USERS_PER_ROUND.values(), 3000)),
     "table-3-quality": (table_3_quality, dict.fromkeys(HEADS.values(), 3000)),
     "table-3-noise": (table_3_noise, dict.fromkeys(HEADS.values(), 3000)),
+    "figure-11-gain": (figure_11_gain, dict.fromkeys([f"{size}-{NO_CLIP}" for size in SIZES] + [NO_CLIP], 3000)),
+    "figure-11-clip": (
+        figure_11_clip,
+        {f"{size}flat-S{norm}-seed": 3000 for size in ("20k-", "30k-", "") for norm in (10, 15, 20)}
+        | {f"{size}{NO_CLIP}": 3000 for size in ("20k-", "30k-", "")},
+    ),
+    "figure-12": (
+        figure_12,
+        {
+            f"{size}flat-S20{sigma}-seed": 3000
+            for size in ("20k-", "30k-", "")
+            for sigma in ("", "-sigma0.003", "-sigma0.006", "-sigma0.012")
+        },
+    ),
 }
 """The same for the rules on reviews_1600_200k."""
 BLOGS_JUDGES = {
@@ -722,6 +863,13 @@ BLOGS_JUDGES = {
         figure_10,
         {f"{kind}flat-S20{s}-seed": 3000 for kind in ("", "fedsgd-") for s in ("", "-sigma0.006", "-sigma0.024")},
     ),
+    "text-other-corpus": (
+        text_other_corpus,
+        dict.fromkeys(("other-baseline-seed", "growing-baseline-seed", "growing-S15-sigma0.003-seed"), 3000),
+    ),
+    "text-penalty": (text_penalty, dict.fromkeys((*PENALTIES, "growing-flat-S15-seed"), 3000)),
+    "text-tied": (text_tied, dict.fromkeys(("untied-baseline-seed", "growing-baseline-seed"), 3000)),
+    "text-unit-norm": (text_unit_norm, dict.fromkeys(("free-flat-S15-seed", "growing-flat-S15-seed"), 3000)),
 }
 """The same for the rules on blogs."""
 
@@ -742,6 +890,22 @@ def verdicts(root: Path = REVIEWS, long: Path = LONG, blogs: Path = LONG_BLOGS) 
         why = missing(needed, place)
         outcomes[rule] = RuleVerdict("cannot tell", why) if why else judge(place)
     return outcomes | accounting()
+
+
+def verdict_of_reading(rule: str, reading: str, root: Path) -> RuleVerdict:
+    """Return the verdict of one of `OF_READINGS` by the runs of one reading of the word vectors on blogs.
+
+    Args:
+        rule: Name of the rule.
+        reading: Prefix of the runs of the reading.
+        root: Folder of the results.
+    """
+    if rule == "text-unit-norm":
+        needed = {"free-flat-S15-seed": 3000, f"{reading}flat-S15-seed": 3000}
+    else:
+        needed = {reading + name: at for name, at in JUDGES[rule][1].items()}
+    why = missing(needed, root)
+    return RuleVerdict("cannot tell", why) if why else OF_READINGS[rule](root, reading)
 
 
 def accounting() -> dict[str, RuleVerdict]:

@@ -35,9 +35,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from reproduction.bundles import bundle, collect, restore, unpack
 from reproduction.recipe import POPULATION, PaperRun, common_tables
-from reproduction.recipes import MAIN, RUNS, SEEDS, SWEEP, TRADES, TRADES_PER_LAYER, baseline, clipped, noised, traded
+from reproduction.recipes import (
+    MAIN,
+    RUNS,
+    SEEDS,
+    SWEEP,
+    TRADES,
+    TRADES_PER_LAYER,
+    baseline,
+    clipped,
+    noised,
+    traded,
+    variant,
+)
 from unheard import formatting
 from unheard.run_folder import RunFolder
 from unheard.storage import replace_file
@@ -47,6 +61,7 @@ WORDS = 64
 CANDIDATES = (2, 4, 8, 12, 16)
 """Values of S among which the rule private-S chooses."""
 POPULATIONS = {"reviews_81": 750_947, "blogs_64": 260_000, "reviews_1600_200k": 191_709, "blogs_1600": 10_229}
+POPULATIONS |= dict.fromkeys(("reviews_1600_200k_20k", "reviews_1600_200k_30k"), 191_709) | {"scotus_for_blogs": 8_100}
 """Declared population of each corpus."""
 PREPARE = ["--user-field", "user", "--text-field", "text", "--time-field", "time"]
 """Registered options of `unheard prepare` that are the same for all corpora."""
@@ -56,20 +71,28 @@ CUT = {
     "reviews_1600_200k": ["--tokens-per-user", "1600", "--min-tokens", "21", "--held-out", "0.02"],
     "blogs_1600": ["--tokens-per-user", "1600", "--min-tokens", "1500", "--held-out", "0.05"],
 }
+CUT["scotus_for_blogs"] = CUT["blogs_1600"]
 """Registered options of `unheard prepare` that depend on the corpus."""
+SOURCES = {"blogs_64": "blogs_1600", "scotus_for_blogs": "scotus_1600"}
+"""Name of the file of a corpus, without its ending, where it is not the name of the corpus."""
+WORDS_OF = {"20k": 20_000, "30k": 30_000}
+"""Words of the larger dictionaries, by the role of the corpus (`PaperRun.corpus`), which ends the name of its store."""
 STEPS = ("choose-S", "private", "baseline-C5000", "table-2", "C1250")
 """Steps that the command `all` runs, in this order."""
 MORE_STEPS = ("z1-C1667", "baseline-C1667", "z1-C1250", "baseline-C1250", "trade-offs", "trade-offs-adjusted")
 """Further steps on reviews_81, which the batches of schedule.toml use."""
-SWEEP_STEPS = ("long-noise", "long-estimators", "long-clipping")
+SWEEP_STEPS = ("long-noise", "long-estimators", "long-clipping", "long-clipping-curve")
 """Steps on reviews_1600_200k whose rules are read at round 500 or before, so that they are evaluated every 20 rounds."""
 LONG_STEPS = ("long-table-2", "long-C1250", "long-trade-offs", "long-trade-offs-adjusted", *SWEEP_STEPS)
-LONG_STEPS += ("long-users-per-round", "long-head-words")
+LONG_STEPS += ("long-users-per-round", "long-head-words", "long-dictionaries-clipping", "long-dictionaries-noise")
 """Steps on reviews_1600_200k, whose users have text for several local steps. They need a separate work folder."""
-BLOGS_STEPS = ("fedsgd-clipping", "fedsgd-noise")
+BLOGS_STEPS = ("fedsgd-clipping", "fedsgd-noise", "readings", "readings-step", "text")
 """Steps on blogs_1600, the corpus `blogs` of the rules, where each user has 20 local steps."""
 Z1 = {1667: 10, 1250: 15}
 """S of the other private runs with z = 1, by their users per round, as in Table 2."""
+READINGS = {"growing": "model.keep_norm=false", "server": "model.keep_norm=true", "step": "model.step_norm=true"}
+"""The readings of the paper's "a fixed L2 norm of 1.0": vectors that grow, that the server projects after every round,
+and that users project after every local step."""
 
 
 # ------------------------------------------------------------------------------------------------------------------- stores
@@ -115,13 +138,44 @@ def prepare(data: Path, work: Path, corpora: Sequence[str]) -> None:
     """
     work.mkdir(parents=True, exist_ok=True)
     for name in (name for name in corpora if not (work / name).exists()):
-        source = _file_of(data, "blogs_1600" if name == "blogs_64" else name)
+        corpus, _, role = name.rpartition("_")
+        source = _file_of(data, SOURCES.get(name) or (corpus if role in WORDS_OF else name))
         if name == "blogs_64":
             print(f"{segments(source, work / 'blogs_64.jsonl'):,} segments", flush=True)
             source = work / "blogs_64.jsonl"
-        options = [*PREPARE, *CUT[name], "--out", str(work / name)]
-        subprocess.run([sys.executable, "-m", "unheard", "prepare", str(source), *options], check=True)
+        out = work / ("scotus_1600" if name == "scotus_for_blogs" else name)
+        size = ["--vocab-size", str(WORDS_OF[role])] if role in WORDS_OF else []
+        options = [*PREPARE, *CUT.get(name, CUT.get(corpus, [])), *size, "--out", str(out)]
+        if not out.exists():
+            subprocess.run([sys.executable, "-m", "unheard", "prepare", str(source), *options], check=True)
+        if name == "scotus_for_blogs":
+            with_held_out_of(out, work / "blogs_1600", work / name)
         (work / "blogs_64.jsonl").unlink(missing_ok=True)
+
+
+def with_held_out_of(trained: Path, evaluated: Path, out: Path) -> None:
+    """Write a store with the training users of one store and the held-out users of another, for rule text-other-corpus.
+
+    Args:
+        trained: Store of the training users.
+        evaluated: Store of the held-out users, with the same dictionary.
+        out: Folder of the new store.
+
+    Raises:
+        SystemExit: The dictionaries differ, or there is no second store.
+    """
+    from unheard.corpus.store import TokenStore, write_store
+
+    if not evaluated.exists():
+        raise SystemExit(f"{out.name} needs {evaluated.name}: name it before {out.name}.")
+    users, others = TokenStore.open(trained), TokenStore.open(evaluated)
+    if users.vocabulary.words != others.vocabulary.words:
+        raise SystemExit(f"The dictionaries of {trained.name} and {evaluated.name} differ.")
+    splits = {
+        split: store.users(np.arange(store.num_users))
+        for split, store in (("train", users.train), ("held_out", others.held_out))
+    }
+    write_store(out, vocabulary=users.vocabulary, info={"name": out.name}, **splits)
 
 
 def _file_of(data: Path, name: str) -> Path:
@@ -151,10 +205,10 @@ def run_tables(
     from unheard.training.run import set_key
 
     every, checkpoint_every = (max(1, round(rounds * scale)) for rounds in (evaluated_every, 500))
-    tables = common_tables(work / corpus, POPULATIONS[corpus], vocabulary_size=10_000)
+    tables = common_tables(work / corpus, POPULATIONS[corpus], vocabulary_size=WORDS_OF.get(run.corpus, 10_000))
+    tables["model"] |= {"unit_norm": True, "keep_norm": False}
     for change in run.changes:
         set_key(tables, change.replace(POPULATION, str(POPULATIONS[corpus])))
-    tables["model"] |= {"unit_norm": True, "keep_norm": False}
     tables["sampling"]["users_per_round"] = max(4, round(run.users * scale))
     tables["evaluation"] = {"every": every, "max_tokens": 10_000_000}
     training = {
@@ -181,7 +235,7 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
     """
     every = 20 if step in SWEEP_STEPS else 100
     return {
-        name: run_tables(run, work, corpus_of(step), seed=seed, scale=scale, evaluated_every=every)
+        name: run_tables(run, work, store_of(step, run), seed=seed, scale=scale, evaluated_every=every)
         for name, (run, seed) in named_runs(step, work, repetition).items()
     }
 
@@ -191,6 +245,13 @@ def corpus_of(step: str) -> str:
     if step in LONG_STEPS:
         return "reviews_1600_200k"
     return "blogs_1600" if step in BLOGS_STEPS else "blogs_64" if step == "choose-S" else "reviews_81"
+
+
+def store_of(step: str, run: PaperRun) -> str:
+    """Return the name of the store that a run of a step trains on: that of the step, or one of its variants."""
+    if run.corpus == "other":
+        return "scotus_for_blogs"
+    return corpus_of(step) + ("" if run.corpus == "main" else f"_{run.corpus}")
 
 
 def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[PaperRun, int | None]]:
@@ -241,6 +302,16 @@ def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[Pa
         case "clipping":
             sweep = [clipped(norm, kind) for kind in ("flat", "per_layer") for norm in (10, 15, 20)]
             seeded = {run.name: run for run in sweep if run.name != clipped(20).name}
+        case "clipping-curve":
+            curve = [clipped(norm, kind) for kind in ("flat", "per_layer") for norm in (2.5, 5, 30, 40)]
+            seeded = {run.name: run for run in curve}
+        case "dictionaries-clipping":
+            # Those with 10,000 words are runs of Figure 2.
+            seeded = {run.name: run for run in RUNS["dictionaries-clipping"] if run.corpus != "main"}
+        case "dictionaries-noise":
+            # The others with 10,000 words are runs of Figure 3; those without noise are runs of Figures 2 and 11.
+            known = [clipped(20), noised(20, 0.012), noised(20, 0.024), *RUNS["dictionaries-clipping"]]
+            seeded = {run.name: run for run in RUNS["dictionaries-noise"] if run not in known}
         case "users-per-round":
             # The baseline with 100 users per round is that of table-2.
             seeded = {run.name: run for run in (baseline(users, SWEEP) for users in (10, 30, 300, 1000))}
@@ -253,6 +324,17 @@ def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[Pa
             seeded = {run.name: run for run in RUNS[step]}
         case "fedsgd-noise":
             seeded = {run.name: run for run in RUNS[step] if run not in RUNS["fedsgd-clipping"]}
+        case "readings" | "readings-step":
+            some = {"step"} if step == "readings-step" else READINGS.keys() - {"step"}
+            for reading in (name for name in READINGS if name in some):
+                main = {run.name.removeprefix("flat-"): run for run in MAIN} | {"flat-S15": clipped(15)}
+                seeded |= {f"{reading}-{name}": variant(reading, run, READINGS[reading]) for name, run in main.items()}
+            if step == "readings":
+                seeded["free-flat-S15"] = variant("free", clipped(15), "model.unit_norm=false")
+        case "text":
+            other = variant("other", baseline(rounds=SWEEP), corpus="other")
+            runs = [*RUNS["update-penalty"][1:], RUNS["tied-embeddings"][1], other]
+            seeded = {run.name: run for run in runs}
         case _:
             every_step = ", ".join((*STEPS, *MORE_STEPS, *LONG_STEPS, *BLOGS_STEPS))
             raise SystemExit(f"There is no step {step}: choose from {every_step}.")
@@ -345,7 +427,9 @@ def run_step(
         print(f"{step}: complete", flush=True)
         return True
     precision = "bfloat16" if device.startswith("cuda") else "float32"
-    choice = EngineChoice(kind="stacked", device=device, precision=precision, users_at_once=None)
+    # The engine `stacked` does not project word vectors after local steps.
+    kind = "vectorised" if any(tables["model"].get("step_norm") for tables in wanted.values()) else "stacked"
+    choice = EngineChoice(kind=kind, device=device, precision=precision, users_at_once=None)
     folders = {name: work / "runs" / name for name in wanted}
     (work / "ledgers").mkdir(parents=True, exist_ok=True)
     runs = []

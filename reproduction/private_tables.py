@@ -21,6 +21,9 @@ from reproduction.private_results import (
     HEADS,
     LONG,
     LONG_BLOGS,
+    NO_CLIP,
+    NOISED,
+    OF_READINGS,
     REVIEWS,
     SEEDED,
     accuracy,
@@ -31,8 +34,9 @@ from reproduction.private_results import (
     mean_head_words,
     sittings,
     spent,
+    verdict_of_reading,
 )
-from reproduction.recipes import TRADES, TRADES_PER_LAYER
+from reproduction.recipes import CLIPS, SWEPT_CLIPS, SWEPT_NOISES, TRADES, TRADES_PER_LAYER
 from unheard.report.tables import Table
 
 POPULATION = private_run.POPULATIONS["reviews_81"]
@@ -59,7 +63,8 @@ def all_tables(root: Path = REVIEWS) -> list[Table]:
         root: Folder of the results on reviews_81.
     """
     long = [table_2(LONG), figure_7_table(LONG)] if folders_of("baseline-seed", LONG) else []
-    more = [*figure_6_table(LONG), *table_3(LONG), *fedsgd_tables(LONG_BLOGS)]
+    more = [*figure_6_table(LONG), *table_3(LONG), *dictionaries_tables(LONG), *fedsgd_tables(LONG_BLOGS)]
+    more += [*readings_tables(LONG_BLOGS), *text_table(LONG_BLOGS)]
     reviews = [cohorts_table(root), repetitions_table(root), table_2(root), figure_7_table(root)]
     return [*reviews, *trade_offs_tables(root), *long, *trade_offs_tables(LONG), *sweep_tables(LONG), *more]
 
@@ -71,19 +76,23 @@ def state_table(root: Path = REVIEWS) -> Table:
     homes |= dict.fromkeys(private_run.LONG_STEPS, LONG) | dict.fromkeys(private_run.BLOGS_STEPS, LONG_BLOGS)
     for step, home in homes.items():
         runs = private_run.named_runs(step, BLOGS)
-        folders = [*(home / name for name in runs), *root.glob(f"{step}-repetition*")]
-        records = [sittings(folder) for folder in folders if (folder / "sittings.jsonl").exists()]
+        wanted = {home / name: run.rounds for name, (run, _) in runs.items()}
+        wanted |= dict.fromkeys(root.glob(f"{step}-repetition*"), max(wanted.values()))
+        records = {folder: sittings(folder) for folder in wanted if (folder / "sittings.jsonl").exists()}
         if not records:
             rows.append((step, f"{len(runs)}", NOT_RUN, "", "", ""))
             continue
-        wanted, done = max(run.rounds for run, _ in runs.values()), [record[-1]["to_round"] for record in records]
-        states = [f"{whole} complete"] if (whole := sum(one >= wanted for one in done)) else []
-        if stopped := sorted(one for one in done if one < wanted):
-            at = f"{stopped[0]:,}" if stopped[0] == stopped[-1] else f"{stopped[0]:,} to {stopped[-1]:,}"
-            states.append(f"{len(stopped)} stopped at {at} of {wanted:,}")
-        seen = records[0]
+        done = {folder: record[-1]["to_round"] for folder, record in records.items()}
+        stopped = sorted((at, wanted[folder]) for folder, at in done.items() if at < wanted[folder])
+        states = [f"{whole} complete"] if (whole := len(done) - len(stopped)) else []
+        if stopped:
+            (first, rounds), (last, _) = stopped[0], stopped[-1]
+            states.append(f"{len(stopped)} stopped at {first:,}{f' to {last:,}' if last > first else ''} of {rounds:,}")
+        if absent := sum(home / name not in records for name in runs):
+            states.append(f"{absent} not run")
+        seen = next(iter(records.values()))
         pace = sum(one["users_per_second"] * one["seconds"] for one in seen) / sum(one["seconds"] for one in seen)
-        everything = [one for record in records for one in record]
+        everything = [one for record in records.values() for one in record]
         commits = ", ".join(dict.fromkeys(one["commit"][:9] for one in everything))
         figures = (f"{minutes(seen):.1f}", f"{pace:,.0f}", f"{max(one['date'] for one in everything)}, {commits}")
         rows.append((step, f"{len(runs)}", "; ".join(states), *figures))
@@ -93,8 +102,8 @@ def state_table(root: Path = REVIEWS) -> Table:
         rows=rows,
         note="Minutes and users/s are those of the first run of a step and of the runs that trained side by side with it, "
         "with start and evaluations, on one NVIDIA H200. Table 2 ran as five processes of three seeds at the same time; "
-        "z1-C1667 and baseline-C1667 shared the GPU with C1250 and z1-C1250. The steps `long-…` are on reviews_1600_200k; five "
-        "of their processes shared the GPU. The steps `fedsgd-…` are on blogs_1600, as 11 to 16 processes that shared the GPU.",
+        "z1-C1667 and baseline-C1667 shared the GPU with C1250 and z1-C1250. The steps `long-…` are on reviews_1600_200k; 5 to "
+        "16 of their processes shared the GPU. `fedsgd-…`, `readings` and `text` are on blogs_1600, as 11 to 16 processes.",
     )
 
 
@@ -202,9 +211,9 @@ SWEEPS = {
     "Figure 2: clip without noise": {
         "no clip": "variable-true-average-seed",
         **{
-            f"S = {norm}, {kind.replace('-', ' ')}": f"{kind}-S{norm}-seed"
+            f"S = {norm:g}, {kind.replace('-', ' ')}": f"{kind}-S{norm:g}-seed"
             for kind in ("flat", "per-layer")
-            for norm in (10, 15, 20)
+            for norm in CLIPS
         },
     },
 }
@@ -280,6 +289,106 @@ def figure_6_table(root: Path) -> list[Table]:
         f"Figure 6: users per round, without clip and noise{_on(root)}",
         "± is the standard deviation over seeds.",
     )
+    return [Table(title=title, columns=columns, rows=rows, note=note)] if len(rows) > 1 else []
+
+
+DICTIONARIES = {
+    "Figure 11: clip with larger dictionaries, without noise": {
+        "no clip": NO_CLIP,
+        **{f"S = {norm}": f"flat-S{norm}-seed" for norm in SWEPT_CLIPS},
+    },
+    "Figure 12: noise with larger dictionaries, at S = 20": {
+        "no noise": "flat-S20-seed",
+        **{f"σ = {sigma}": f"flat-S20-sigma{sigma}-seed" for sigma in SWEPT_NOISES},
+    },
+}
+"""Figures 11 and 12: for each table the names of its runs with 10,000 words by label."""
+
+
+def dictionaries_tables(root: Path) -> list[Table]:
+    """Return tables of Figures 11 and 12, each if a run with a larger dictionary has results.
+
+    Args:
+        root: Folder of the results, which has the name of the corpus.
+    """
+    sizes, tables = ("", "20k-", "30k-"), []
+    for title, labels in DICTIONARIES.items():
+        if any(folders_of(size + name, root) for name in labels.values() for size in sizes[1:]):
+            rows = [
+                (label, *(_mean_cell(folders_of(size + name, root), 3000, every=100) for size in sizes))
+                for label, name in labels.items()
+            ]
+            columns = ("", "10,000 words", "20,000 words", "30,000 words")
+            note = f"AccuracyTop1 at round 3,000 by evaluations every 100 rounds. 100 users per round: q = {_q(root):.2g}, "
+            note += f"{_q(root) * 3000:.2g} visits per user. ± is the standard deviation over seeds."
+            tables.append(Table(title=f"{title}{_on(root)}", columns=columns, rows=rows, note=note))
+    return tables
+
+
+READINGS = {"growing-": "grow", "server-": "server projects them", "step-": "users project them after each step"}
+"""What happens to the length of word vectors in each reading, by the prefix of its runs."""
+
+
+def readings_tables(root: Path) -> list[Table]:
+    """Return a table of the main runs in the readings of the word vectors, and one of their verdicts by reading.
+
+    Tables without runs are left out.
+
+    Args:
+        root: Folder of the results, which has the name of the corpus.
+    """
+    rows, marks = [], (1000, 3000, ROUNDS)
+    present = [reading for reading in READINGS if folders_of(f"{reading}baseline-seed", root)]
+    for reading in present:
+        for name in ("baseline-seed", *NOISED):
+            folders = folders_of(reading + name, root)
+            paid = (
+                "" if name == "baseline-seed" else cost(reading + name, f"{reading}baseline-seed", ROUNDS, root) or ""
+            )
+            label = name.removesuffix("-seed").replace("-sigma", ", σ = ").replace("S1", "S = 1")
+            rows.append((f"{label}, {READINGS[reading]}", *(_mean_cell(folders, at) for at in marks), paid))
+    if not rows:
+        return []
+    columns = ("word vectors", *(f"round {at:,}" for at in marks), "cost at 5,000, points")
+    note = f"100 users per round: q = {_q(root):.2g}, {_q(root) * ROUNDS:.2g} visits per user. ± is the standard deviation "
+    note += "over seeds."
+    by_rule = {rule: [verdict_of_reading(rule, reading, root).outcome for reading in present] for rule in OF_READINGS}
+    held = [f"{sum(one[i] == 'held' for one in by_rule.values())} of {len(by_rule)}" for i in range(len(present))]
+    return [
+        Table(title=f"Table 2 by reading of the word vectors{_on(root)}", columns=columns, rows=rows, note=note),
+        Table(
+            title=f"Verdicts by reading of the word vectors{_on(root)}",
+            columns=("rule", *(READINGS[reading] for reading in present)),
+            rows=[*((rule, *outcomes) for rule, outcomes in by_rule.items()), ("held", *held)],
+            note="The rules on Table 2 and Figure 1 are decided on reviews_81; here they are shown.",
+        ),
+    ]
+
+
+TEXT = {
+    "S = 15, vectors of norm 1 that grow": "growing-flat-S15-seed",
+    "S = 15, the server projects vectors": "server-flat-S15-seed",
+    "S = 15, users project vectors after each step": "step-flat-S15-seed",
+    "S = 15, free vectors": "free-flat-S15-seed",
+    "S = 15, penalty 0.001": "flat-S15-penalty0.001-seed",
+    "S = 15, penalty 0.01": "flat-S15-penalty0.01-seed",
+    "baseline, tied": "growing-baseline-seed",
+    "baseline, untied": "untied-baseline-seed",
+    "baseline, trained on the other corpus": "other-baseline-seed",
+}
+"""The runs of the rules `text-…`: the prefix of their folders by label."""
+
+
+def text_table(root: Path) -> list[Table]:
+    """Return a table of the runs behind sentences of the paper without a figure; no table if fewer than two have results.
+
+    Args:
+        root: Folder of the results, which has the name of the corpus.
+    """
+    marks = (500, 1000, 2000, 3000)
+    rows, columns = _rows(TEXT, marks, root), ("", *(f"round {at:,}" for at in marks))
+    title = f"Penalty, tied embeddings, word vectors and another corpus{_on(root)}"
+    note = "Evaluated on held-out bloggers. 100 users per round. ± is the standard deviation over seeds."
     return [Table(title=title, columns=columns, rows=rows, note=note)] if len(rows) > 1 else []
 
 
@@ -379,21 +488,26 @@ def minutes(records: Sequence[dict[str, Any]]) -> float:
     return sum(one["seconds"] for one in records) / 60
 
 
-def _mean_cell(folders: Sequence[Path], at: int) -> str:
+def _mean_cell(folders: Sequence[Path], at: int, every: int = 1) -> str:
     """Return the mean accuracy of the repetitions at a round with their standard deviation, or why there is none.
 
     If some repetitions did not reach the round, the cell says how many did.
+
+    Args:
+        folders: The results of the repetitions.
+        at: The round.
+        every: As for `private_results.accuracy`.
     """
     if not folders:
         return NOT_RUN
-    mean, reached = _mean(folders, at), len(accuracy(folders, at))
+    mean, reached = _mean(folders, at, every), len(accuracy(folders, at))
     some = "" if reached == len(folders) else f" ({reached} of {len(folders)} seeds)"
     return f"{mean} %{some}" if mean else f"stopped at {max(last_round(folder) for folder in folders):,}"
 
 
-def _mean(folders: Sequence[Path], at: int) -> str:
+def _mean(folders: Sequence[Path], at: int, every: int = 1) -> str:
     """Return the mean accuracy of the repetitions at a round with their standard deviation; empty if there is none."""
-    values = accuracy(folders, at)
+    values = accuracy(folders, at, every)
     spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
     return f"{np.mean(values):.2f}{spread}" if values else ""
 

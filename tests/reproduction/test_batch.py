@@ -29,6 +29,8 @@ def test_every_step_of_a_batch_has_runs_and_no_run_is_trained_twice(tmp_path):
             corpus = "long/" if step.name.startswith("long-") else ""
             runs = [f"{corpus}{name}" for name in step.runs(tmp_path, 1.0)]
             assert runs, step
+            models = {str(tables["model"]) for tables in step.runs(tmp_path, 1.0).values()}
+            assert len(models) == 1, step  # a process trains runs of one model
             names += runs
     assert len(names) == len(set(names))
     seeded = {f"{name}-seed{k}" for k in (1, 2, 3) for name in ("baseline", "S15-sigma0.012-C1250", "trade-S20")}
