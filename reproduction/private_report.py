@@ -13,6 +13,7 @@ come from `private_results.py`.
 import argparse
 import json
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from reproduction.private_results import (
     SEEDED,
     RuleVerdict,
     charges,
+    cost,
     folders_of,
     mean_curve,
     private_norm,
@@ -120,10 +122,11 @@ def section(root: Path = REVIEWS) -> dict[str, Any] | None:
         kept["without privacy"] = baselines[0]
     return {
         "sentences": sentences(root),
-        "cost": _cost(kept),
+        "cost": _cost(kept, root),
         "accuracy": tables.accuracy_table(kept),
         "suggestions": _suggestions(kept),
         "state": tables.state_table(root),
+        "missing": missing_steps(),
         "tables": tables.all_tables(root),
         "figures": figures(root),
         "rules": [registered(name, judged.get(name)) for name in RULES],
@@ -140,9 +143,10 @@ def sentences(root: Path = REVIEWS) -> list[str]:
     low, high = accuracy_interval([private])
     q, done, stated = 5000 / POPULATION, seen[-1]["to_round"], statement["epsilon"]
     return [
-        f"{POPULATION:,} reviewers, 5,000 users per round, z = 1, S = 8 (chosen on another corpus), noise from a secure "
-        f"generator. {done:,} of {ROUNDS:,} rounds in {tables.minutes(seen):.1f} minutes on one {seen[-1]['device']}; "
-        f"q = {q:.5f}, {q * done:.1f} visits per user.",
+        f"{POPULATION:,} reviewers, 5,000 users per round, z = 1, noise from a secure generator. S = 8 was chosen on another "
+        f"corpus by a registered rule; it had also been tried on these reviews before. {done:,} of {ROUNDS:,} rounds in "
+        f"{tables.minutes(seen):.1f} minutes on one {seen[-1]['device']}, {seen[-1]['date']}; q = {q:.5f}, {q * done:.1f} "
+        "visits per user.",
         f"AccuracyTop1 {tables.share(counts)} (95 % interval over {len(counts['targets']):,} held-out users "
         f"{100 * low:.2f} to {100 * high:.2f} %) at epsilon {stated['pld']:.2f} (PLD; {stated['rdp']:.2f} by RDP) and "
         f"delta {statement['delta']:.2g}. A bigram model counted without privacy has "
@@ -196,6 +200,25 @@ def counts_of(judged: dict[str, RuleVerdict]) -> str:
     )
 
 
+def missing_steps() -> Table:
+    """Return a table of the steps of `schedule.toml` that are not complete, in the order in which they will be run."""
+    steps = tomllib.loads((Path(__file__).parent / "schedule.toml").read_text(encoding="utf-8"))["step"]
+    rows = [
+        (
+            step["name"],
+            ", ".join(step["rules"]) or step["repetitions"],
+            step["corpus"],
+            f"{step['minutes']}",
+            step["state"],
+        )
+        for step in steps
+        if not step["state"].startswith("complete")
+    ]
+    columns = ("step", "rules", "corpus", "minutes, estimated", "state")
+    note = "In the order of reproduction/schedule.toml. Minutes are for one NVIDIA H200."
+    return Table(title="What is missing", columns=columns, rows=rows, note=note)
+
+
 def readings_of_vectors() -> str:
     """Return a text on which reading of the paper's sentence on word vectors the counts use, as it was registered."""
     vectors = load_rules()["word_vectors"]
@@ -207,19 +230,20 @@ def readings_of_vectors() -> str:
     )
 
 
-def _cost(kept: dict[str, Path]) -> str:
+def _cost(kept: dict[str, Path], root: Path) -> str:
     """Return what privacy cost in accuracy and in time, as the end of a sentence.
 
     Args:
         kept: Run folders by label, the private run first and its baseline second, if there is one.
+        root: Folder of the results with all repetitions of both.
     """
-    if len(kept) < 2:
+    apart = cost("private", "baseline-C5000-seed", ROUNDS, root)
+    if len(kept) < 2 or apart is None:
         return "and accuracy that is not known yet, because its baseline is missing"
-    first, second = kept.values()
-    apart = tables.difference_cell(first, second, "AccuracyTop1").lstrip("-").split(" ")[0]
-    taken = " instead of ".join(f"{tables.minutes(sittings(folder)):.1f}" for folder in (first, second))
+    taken = " instead of ".join(f"{tables.minutes(sittings(folder)):.1f}" for folder in kept.values())
     return (
-        f"{apart} points of AccuracyTop1 against the same users per round without clip and noise, and {taken} minutes"
+        f"{apart} points of AccuracyTop1 against the same users per round without clip and noise (95 % interval; all "
+        f"repetitions, read by the rules), and {taken} minutes"
     )
 
 
@@ -244,6 +268,7 @@ def report() -> str:
         counts=counts_of(judged),
         vectors=readings_of_vectors(),
         state=tables.state_table(),
+        missing=missing_steps(),
         sentences=sentences(),
         sittings=[one | {"pace": _pace(one)} for one in sittings(private)],
         statement=statement,
