@@ -38,7 +38,7 @@ from reproduction.private_results import (
 )
 from reproduction.private_run import Z1
 from reproduction.private_tables import INTERRUPTED, POPULATION, ROUNDS
-from reproduction.recipes import TRADES
+from reproduction.recipes import TRADES, TRADES_PER_LAYER
 from reproduction.render_rules import TEMPLATES
 from reproduction.render_rules import load as load_rules
 from unheard.privacy.accountants import epsilon
@@ -69,10 +69,11 @@ def figures(root: Path = REVIEWS) -> list[Figure]:
     seeds = {label: name for label, name in named.items() if name != "estimate-seed"}
     trades = {f"S = {norm:g}, σ = {0.0006 * norm:.4g}": f"trade-S{norm:g}-seed" for norm in TRADES}
     then = {label: name.replace("trade", "then") for label, name in trades.items()}
+    then |= {f"S = {norm:g}, per layer": f"then-S{norm:g}-per-layer-seed" for norm in TRADES_PER_LAYER}
     larger = {"5,000 users per round, S = 8": "private"}
     larger |= {f"{users:,} users per round, S = {norm}": f"z1-C{users}" for users, norm in Z1.items()}
     noise, _, clips = tables.SWEEPS
-    fedsgd, _ = tables.FEDSGD
+    fedsgd, fedsgd_noise = tables.FEDSGD
     drawn = [
         _figure("figure-1-reviews", "Figure 1: 100 users per round, mean of seeds", seeds, root),
         _figure("figure-7-reviews", "Figure 7: S = 15, σ = 0.012", tables.FIGURE_7, root),
@@ -86,6 +87,7 @@ def figures(root: Path = REVIEWS) -> list[Figure]:
         _figure(
             "figure-9-blogs", "Figure 9 on blogs_1600: clip of FedSGD and FedAvg", tables.FEDSGD[fedsgd], LONG_BLOGS
         ),
+        _figure("figure-10-blogs", "Figure 10 on blogs_1600: noise at S = 20", tables.FEDSGD[fedsgd_noise], LONG_BLOGS),
     ]
     return [figure for figure in drawn if len(figure.lines) > 1]
 
