@@ -225,10 +225,11 @@ def readings_of_vectors() -> str:
     """Return a text on which reading of the paper's sentence on word vectors the counts use, as it was registered."""
     vectors = load_rules()["word_vectors"]
     first, second, _ = vectors["chronology"]
+    seen = "" if folders_of("step-baseline-seed", LONG_BLOGS) else "; it has no runs yet"
     return (
         f"The counts are for one of three readings of the paper's sentence “{vectors['sentence']}”. {first} {second} All runs "
         "on reviews use the second reading. Third reading: the vectors are projected to norm 1 after each local step "
-        f"(model.step_norm = true); it has no runs yet. {vectors['units']}"
+        f"(model.step_norm = true){seen}. {vectors['units']}"
     )
 
 

@@ -171,11 +171,8 @@ def with_held_out_of(trained: Path, evaluated: Path, out: Path) -> None:
     users, others = TokenStore.open(trained), TokenStore.open(evaluated)
     if users.vocabulary.words != others.vocabulary.words:
         raise SystemExit(f"The dictionaries of {trained.name} and {evaluated.name} differ.")
-    splits = {
-        split: store.users(np.arange(store.num_users))
-        for split, store in (("train", users.train), ("held_out", others.held_out))
-    }
-    write_store(out, vocabulary=users.vocabulary, info={"name": out.name}, **splits)
+    train, held_out = (split.users(np.arange(split.num_users)) for split in (users.train, others.held_out))
+    write_store(out, train=train, held_out=held_out, vocabulary=users.vocabulary, info={"name": out.name})
 
 
 def _file_of(data: Path, name: str) -> Path:

@@ -13,8 +13,8 @@ from reproduction.private_run import choose_norm, is_measured, read_metrics, run
 
 from reproduction import bootstrap, measures, private_report, private_results, private_run, private_tables
 from unheard import TiedLSTM
-from unheard.corpus.store import write_store
-from unheard.corpus.vocabulary import Vocabulary
+from unheard.corpus.store import TokenStore, write_store
+from unheard.corpus.vocabulary import SPECIALS, Vocabulary
 from unheard.evaluation.measures import score
 from unheard.evaluation.next_word import evaluate
 from unheard.updates.user_update import User
@@ -370,6 +370,23 @@ def test_rules_on_dictionaries_can_hold_fail_and_stay_open(tmp_path, gain, cost,
     clips, noises = private_tables.dictionaries_tables(tmp_path)
     assert clips.rows[0] == ("no clip", "20.04 ± 0.02 %", "20.34 ± 0.02 %", f"{20.04 + gain:.2f} ± 0.02 %")
     assert noises.rows[-1] == ("σ = 0.048", "not run", "not run", "not run")
+
+
+def test_a_store_can_have_the_held_out_users_of_another(tmp_path):
+    words = Vocabulary([*SPECIALS, "a", "b"])
+    for name, first in (("scotus_1600", 1), ("blogs_1600", 10)):
+        texts = [np.array([0, 2, first + k, 1], dtype=np.uint16) % len(words) for k in range(3)]
+        write_store(tmp_path / name, train=texts[:2], held_out=texts[2:], vocabulary=words)
+    out = tmp_path / "scotus_for_blogs"
+    private_run.with_held_out_of(tmp_path / "scotus_1600", tmp_path / "blogs_1600", out)
+    mixed, trained, other = (TokenStore.open(tmp_path / name) for name in (out.name, "scotus_1600", "blogs_1600"))
+    assert [list(mixed.train.tokens(k)) for k in (0, 1)] == [list(trained.train.tokens(k)) for k in (0, 1)]
+    assert list(mixed.held_out.tokens(0)) == list(other.held_out.tokens(0))
+    write_store(tmp_path / "b", train=[], held_out=[], vocabulary=Vocabulary([*SPECIALS, "b"]))
+    with pytest.raises(SystemExit, match="dictionaries"):
+        private_run.with_held_out_of(tmp_path / "scotus_1600", tmp_path / "b", tmp_path / "c")
+    with pytest.raises(SystemExit, match="name it before"):
+        private_run.with_held_out_of(tmp_path / "scotus_1600", tmp_path / "missing", tmp_path / "c")
 
 
 def test_runs_evaluated_every_20_and_every_100_rounds_are_read_alike(tmp_path):
