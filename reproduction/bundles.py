@@ -28,7 +28,7 @@ SMALL_FILES = ("run.toml", *RECORDS, USERS, POSTS)
 """Files of a run folder that `collect` copies. None of them holds text."""
 STARTS = "trade-S20-*"
 """Pattern of the runs whose final models are the first models of other runs."""
-KEPT_WHOLE = ("private*", "z1-*", "baseline-C5000-*", STARTS)
+KEPT_WHOLE = ("private*", "public*", "z1-*", "baseline-C5000-*", STARTS)
 """Patterns of the runs whose model and ledgers are bundled even when the run is complete."""
 PART, LIMIT = 15 * 2**20, 60 * 2**20
 """Default largest size in bytes of one file of a bundle, and of all checkpoints and models in a bundle."""

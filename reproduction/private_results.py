@@ -381,6 +381,17 @@ def private_estimate(root: Path) -> RuleVerdict:
     )
 
 
+def public_start(root: Path) -> RuleVerdict:
+    """Apply rule expect-public-start: a start from a public model saves a fifth of the private rounds."""
+    rule = RULES["expect-public-start"]
+    (at,) = rule["read_at"]
+    target, (rounds, means) = mean_accuracy("private", at, root), mean_curve("public-start", root)
+    first = next((r for r, mean in zip(rounds, means, strict=True) if mean >= target), None)
+    if first is None:
+        return RuleVerdict("did not hold", f"the public start does not reach {target:.2f} % in {at:,} rounds.")
+    return joined((first / at <= rule["threshold"], f"{target:.2f} % after {first:,} of {at:,} rounds"))
+
+
 def table_2_cost(root: Path, reading: str = "") -> RuleVerdict:
     """Apply rule table-2-cost: each sigma costs at most the registered limit, and more noise costs more.
 
@@ -823,6 +834,7 @@ JUDGES = {
     "figure-1-later": (figure_1_later, {name: 5000 for name in SEEDED.values() if name != "estimate-seed"}),
     "table-2-cost": (table_2_cost, {name: 5000 for name in SEEDED.values() if name != "estimate-seed"}),
     "figure-7": (figure_7, {"S15-sigma0.012-C1250-seed": 3000, "S15-sigma0.012-seed": 3000}),
+    "expect-public-start": (public_start, {"private": 5000, "public-start": 5000}),
 }
 """The function that applies each rule on reviews_81, and the round that each run that it needs must have reached."""
 LONG_JUDGES = {

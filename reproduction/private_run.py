@@ -80,7 +80,8 @@ WORDS_OF = {"20k": 20_000, "30k": 30_000}
 STEPS = ("choose-S", "private", "baseline-C5000", "table-2", "C1250")
 """Steps that the command `all` runs, in this order."""
 MORE_STEPS = ("z1-C1667", "baseline-C1667", "z1-C1250", "baseline-C1250", "trade-offs", "trade-offs-adjusted")
-"""Further steps on reviews_81, which the batches of schedule.toml use."""
+MORE_STEPS += ("public", "public-start")
+"""Further steps, which the batches of schedule.toml use: `public` on blogs_64, the others on reviews_81."""
 SWEEP_STEPS = ("long-noise", "long-estimators", "long-clipping", "long-clipping-curve")
 """Steps on reviews_1600_200k whose rules are read at round 500 or before, so that they are evaluated every 20 rounds."""
 LONG_STEPS = ("long-table-2", "long-C1250", "long-trade-offs", "long-trade-offs-adjusted", *SWEEP_STEPS)
@@ -216,7 +217,8 @@ def run_tables(
     if seed is not None:
         training["reproducible_seed"] = seed
     if run.after is not None:
-        training |= {"init_from": str(work / "runs" / f"{run.after}-seed{seed}"), "init_is_public": False}
+        start = work / "runs" / f"{run.after}-seed{seed or 1}"
+        training |= {"init_from": str(start), "init_is_public": run.is_after_public}
     tables["training"] |= training
     return tables
 
@@ -241,7 +243,7 @@ def corpus_of(step: str) -> str:
     """Return the name of the corpus, a key of `POPULATIONS`, that the runs of a step train on."""
     if step in LONG_STEPS:
         return "reviews_1600_200k"
-    return "blogs_1600" if step in BLOGS_STEPS else "blogs_64" if step == "choose-S" else "reviews_81"
+    return "blogs_1600" if step in BLOGS_STEPS else "blogs_64" if step in ("choose-S", "public") else "reviews_81"
 
 
 def store_of(step: str, run: PaperRun) -> str:
@@ -274,6 +276,11 @@ def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[Pa
             return {f"S{n}": (noised(n, n / 5000, users=1000, rounds=1000), 1) for n in CANDIDATES}
         case "private":
             return {f"private{suffix}": (_private(5000, chosen_norm(work)), None)}
+        case "public":
+            return {"public-seed1": (baseline(1000, rounds=1000), 1)}
+        case "public-start":
+            start = replace(_private(5000, chosen_norm(work)), after="public", is_after_public=True)
+            return {f"public-start{suffix}": (start, None)}
         case "z1":
             return {f"{step}{suffix}": (_private(int(size), Z1[int(size)]), None)}
         case "baseline":

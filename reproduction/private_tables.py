@@ -73,7 +73,11 @@ def state_table(root: Path = REVIEWS) -> Table:
     """Return a table of what was run: for each step the state of its runs, minutes, users per second, date, commits."""
     rows = []
     homes = dict.fromkeys(("private", *private_run.STEPS, *private_run.MORE_STEPS), root) | {"choose-S": BLOGS}
-    homes |= dict.fromkeys(private_run.LONG_STEPS, LONG) | dict.fromkeys(private_run.BLOGS_STEPS, LONG_BLOGS)
+    homes |= (
+        {"public": BLOGS}
+        | dict.fromkeys(private_run.LONG_STEPS, LONG)
+        | dict.fromkeys(private_run.BLOGS_STEPS, LONG_BLOGS)
+    )
     for step, home in homes.items():
         runs = private_run.named_runs(step, BLOGS)
         wanted = {home / name: run.rounds for name, (run, _) in runs.items()}

@@ -92,6 +92,18 @@ def test_nearly_matching_can_hold_fail_and_stay_open(tmp_path, cost, expected):
     assert outcome("figure-1-match", tmp_path) == expected
 
 
+@pytest.mark.parametrize(("early", "expected"), [(26.0, "held"), (22.0, "did not hold"), (20.0, "did not hold")])
+def test_a_public_start_can_hold_and_fail(tmp_path, early, expected):
+    make_run(tmp_path / "private", {100: 15.0, 5000: 25.0})
+    make_run(tmp_path / "public-start", {100: 18.0, 3000: early, 5000: early + 3.3})
+    assert outcome("expect-public-start", tmp_path) == expected
+    (tmp_path / "chosen_S.json").write_text('{"S": 8}')
+    run = runs_of("public-start", tmp_path)["public-start"]
+    assert run["training"]["init_from"] == str(tmp_path / "runs" / "public-seed1")
+    assert run["training"]["init_is_public"]
+    assert runs_of("public", tmp_path)["public-seed1"]["corpus"]["path"] == str(tmp_path / "blogs_64")
+
+
 def test_noise_that_costs_less_later_contradicts_the_paper(tmp_path):
     make_table_2(tmp_path / "grows", (0.6, 1.0, 2.0), early=(0.1, 0.2, 0.5))
     make_table_2(tmp_path / "shrinks", (0.1, 1.0, 2.0), early=(0.9, 0.2, 0.5))
