@@ -35,6 +35,9 @@ def fsync_without_waiting(descriptor: int) -> None:
 os.fsync = fsync_without_waiting
 
 
+CLIP_NORM, NOISE_MULTIPLIER = 2.0393, 0.5039
+"""S and z of the fixture `run`. They have many digits, so that a test notices where one is rounded."""
+
 WORDS = 47
 ROWS = WORDS + 3
 
@@ -79,8 +82,8 @@ def plan() -> unheard.Plan:
         population=60,
         sampling=unheard.PoissonSampling(users_per_round=12),
         update=unheard.FedAvg(batch_size=2, unroll=5, learning_rate=1.0),
-        clip=unheard.FlatClip(norm=2.0),
-        noise=unheard.GaussianNoise(noise_multiplier=0.5),
+        clip=unheard.FlatClip(norm=CLIP_NORM),
+        noise=unheard.GaussianNoise(noise_multiplier=NOISE_MULTIPLIER),
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import unheard
+from tests.conftest import NOISE_MULTIPLIER
 from unheard import randomness
 from unheard.audit import one_run, summary
 from unheard.audit.lower_bound import Guesses, ParametricBound
@@ -149,7 +150,7 @@ def test_users_in_an_audit_are_drawn_and_charged_in_each_round_by_the_phase_of_t
     *_, stated = audit_one_run(own, streams, canaries=12, rounds=3, background=background)
     assert drawn == [67] * 6
     charged = PopulationLedger.read(tmp_path / "ledger.jsonl")
-    expected = [PoissonGaussian(sampling_prob=7.3 / 67, noise_multiplier=z) for z in (0.5, 0.71234, 0.9)]
+    expected = [PoissonGaussian(sampling_prob=7.3 / 67, noise_multiplier=z) for z in (NOISE_MULTIPLIER, 0.71234, 0.9)]
     assert charged.events == stated == expected
     (charged_run,) = charged.runs.values()
     assert (charged_run.facts["name"], charged_run.facts["delta"], charged_run.facts["population"]) == (
@@ -461,7 +462,7 @@ def test_the_signal_and_the_chance_of_each_round_are_those_of_its_phase(run, mon
     own = replace(run, plan=replace(run.plan, schedule=changes))
     monkeypatch.setattr(one_run, "_result", lambda run, events, signals, score_M, included_M: (events, signals))
     *_, (events, signals) = audit_one_run(own, ReproducibleStreams(seed=1), canaries=20, rounds=5)
-    phases = [(12 / 60, 0.5), (12 / 60, 0.8), (12 / 60, 1.6)]
+    phases = [(12 / 60, NOISE_MULTIPLIER), (12 / 60, 0.8), (12 / 60, 1.6)]
     assert [signals[key] for key in sorted(signals, key=lambda key: -key[1])] == [1, 2, 2]
     for (q, signal), (expected, z) in zip(sorted(signals, key=lambda key: -key[1]), phases, strict=True):
         assert (q, signal) == (pytest.approx(expected), pytest.approx(1 / z, rel=1e-3))

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import unheard
+from tests.conftest import NOISE_MULTIPLIER
 from tests.stores import uncharged_copy
 from unheard import run_folder
 from unheard.audit import verification
@@ -458,9 +459,17 @@ def test_a_store_is_not_a_run_folder(store):
 
 @pytest.mark.parametrize("other", [{}, {"sampling_prob": 0.3}, {"noise_multiplier": 0.6}, {"none": True}])
 def test_a_selected_run_was_charged_as_a_selection_with_its_own_q_and_z(run, other):
-    own = {"sampling_prob": 0.2, "noise_multiplier": 0.5, "rounds": 6, "mean_trials": 3.0, "drawn_from": "geometric"}
+    own = {
+        "sampling_prob": 0.2,
+        "noise_multiplier": NOISE_MULTIPLIER,
+        "rounds": 6,
+        "mean_trials": 3.0,
+        "drawn_from": "geometric",
+    }
     charged = (
-        PoissonGaussian(sampling_prob=0.2, noise_multiplier=0.5) if "none" in other else Selection(**{**own, **other})
+        PoissonGaussian(sampling_prob=0.2, noise_multiplier=NOISE_MULTIPLIER)
+        if "none" in other
+        else Selection(**{**own, **other})
     )
     ledger = FakeLedger(
         facts={"selection": {"mean_trials": 3.0}, "start": {"charges": 1}},
@@ -489,7 +498,7 @@ def test_a_run_with_a_schedule_is_charged_for_each_phase_and_for_no_other(run, t
     list(unheard.train(two, tmp_path / "r"))
     assert wrong(tmp_path / "r") == {}
     ledger = Ledger.read(tmp_path / "r" / "ledger.jsonl")
-    assert [entry.event.noise_multiplier for entry in ledger.entries] == [0.5, 0.7, 0.9]
+    assert [entry.event.noise_multiplier for entry in ledger.entries] == [NOISE_MULTIPLIER, 0.7, 0.9]
     (tmp_path / "r" / "ledger.jsonl").unlink()
     again = Ledger.create(tmp_path / "r" / "ledger.jsonl", ledger.facts)
     for number, entry in enumerate(ledger.entries):  # the noise of the next phase, one round too early

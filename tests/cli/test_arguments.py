@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import unheard
 from tests.cli.test_option_values import Asked, as_text, changes, options_of, values
+from tests.conftest import CLIP_NORM
 from unheard.cli.main import app
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
@@ -565,7 +566,7 @@ BOTH = ("engine.kind", "engine.device", "engine.rank_timeout")
 TRAINING = {
     "train": {
         "given": {
-            "run.plan.clip.norm": 2.0,
+            "run.plan.clip.norm": CLIP_NORM,
             "run.training.rounds": 6,
             "out": "r2",
             "engine.users_at_once": 3,

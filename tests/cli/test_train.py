@@ -149,9 +149,9 @@ def test_train_shows_sigma_and_warns_before_the_first_round_of_noise_that_domina
     unheard, run_file, tmp_path
 ):
     once = ["train", run_file, "--set", "training.rounds=1", "--set", "noise.kind=gaussian"]
-    assert "sigma = 0.0833" in unheard(*once, "--out", tmp_path / "a").stderr
+    assert "sigma = 0.0856" in unheard(*once, "--out", tmp_path / "a").stderr
     said = unheard(*once, "--out", tmp_path / "b", "--set", "noise.noise_multiplier=4.5").stderr
-    assert "The noise will dominate the updates: with sigma = 0.75" in said
+    assert "The noise will dominate the updates: with sigma = 0.76" in said
     assert "sigma" not in unheard(*once, "--out", tmp_path / "c", "--set", "noise.kind=none", "--yes").stderr
 
 

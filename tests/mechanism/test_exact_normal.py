@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy import stats
 from scipy.special import ndtri
+from tests.conftest import NOISE_MULTIPLIER
 
 import unheard
 from unheard.mechanism import exact_normal
@@ -245,7 +246,7 @@ def test_a_plan_knows_the_scale_of_its_noise_before_the_sum(plan, model, estimat
 
 
 def test_an_old_name_of_the_noise_stays_valid(run, tmp_path):
-    exact = unheard.ExactGaussianNoise(noise_multiplier=0.5)
+    exact = unheard.ExactGaussianNoise(noise_multiplier=NOISE_MULTIPLIER)
     reports = list(unheard.train(replace(run, plan=replace(run.plan, noise=exact)), tmp_path / "exact"))
     usual = list(unheard.train(run, tmp_path / "usual"))
     assert reports[-1].epsilon == usual[-1].epsilon

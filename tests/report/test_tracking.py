@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import tomli_w
 
+from tests.conftest import CLIP_NORM
 from tests.report.builders import ROUNDS
 from unheard.errors import InvalidValue
 from unheard.report import tracking
@@ -52,7 +53,7 @@ def test_a_local_mlflow_store_gets_each_evaluation_once_and_rounds_for_times(fol
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "private"
     assert run.data.tags["unheard.claim"] == json.loads(folder.statement.read_text())["claim"]
-    assert run.data.params["clip.norm"] == "2.0"
+    assert run.data.params["clip.norm"] == str(CLIP_NORM)
     assert not {"mlflow.user", "mlflow.source.name", "mlflow.source.git.commit"} & set(run.data.tags)
     assert str(tmp_path) not in json.dumps(run.data.params)
 
@@ -259,7 +260,7 @@ def test_weights_and_biases_gets_everything_in_one_piece_and_no_system_metrics(f
 
 def test_parameters_are_the_run_file_without_paths(folder):
     parameters = folder.public_settings()
-    assert parameters["clip.norm"] == 2.0
+    assert parameters["clip.norm"] == CLIP_NORM
     assert not set(LOCAL_KEYS) & set(parameters)
 
 

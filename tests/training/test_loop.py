@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.conftest import counting_user
+from tests.conftest import NOISE_MULTIPLIER, counting_user
 from tests.stores import uncharged_copy
 
 import unheard
@@ -193,7 +193,7 @@ def test_a_schedule_is_charged_as_it_was(run, tmp_path):
     scheduled = replace(run, plan=replace(run.plan, schedule=(unheard.Change(from_round=4, noise_multiplier=2.0),)))
     list(unheard.train(scheduled, tmp_path / "r"))
     charged = [e.noise_multiplier for e in Ledger.read(tmp_path / "r" / "ledger.jsonl").events]
-    assert charged == [0.5] * 4 + [2.0] * 2
+    assert charged == [NOISE_MULTIPLIER] * 4 + [2.0] * 2
 
 
 def budgeted(run, rounds_worth: int) -> unheard.Run:

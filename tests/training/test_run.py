@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from tests.conftest import CLIP_NORM
 
 import unheard
 from unheard.errors import InvalidValue, UnheardError, UnknownKey
@@ -177,7 +178,7 @@ def test_another_kind_by_override_drops_what_only_the_old_one_had(tmp_path, run)
     assert baseline.plan.clip == unheard.NoClip()
     assert baseline.plan.noise == unheard.NoNoise()
     per_layer, _ = read_run_file(file, ["clip.kind=per_layer"])
-    assert per_layer.plan.clip == unheard.PerLayerClip(norm=2.0)
+    assert per_layer.plan.clip == unheard.PerLayerClip(norm=CLIP_NORM)
 
 
 @pytest.mark.parametrize("population", [60, 1_000, 763_430, 10**9])
