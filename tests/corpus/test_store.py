@@ -105,6 +105,9 @@ def test_any_users_in_any_number_of_shards_read_back(tmp_path_factory, users, sh
     assert [u.tolist() for u in store.train.users(np.array(cohort, dtype=np.int64))] == [users[k] for k in cohort]
     assert [store.train.tokens(k).tolist() for k in range(len(users))] == users
     assert sum(len(block) for block in store.train.blocks(3)) == sum(map(len, users))
+    in_shards = store.train.shard_of(np.arange(len(users)))
+    tokens = [sum(len(users[k]) for k in np.flatnonzero(in_shards == shard)) for shard in range(store.shards)]
+    assert store.train.tokens_of_shards().tolist() == tokens
 
 
 def test_tokens_are_two_bytes_up_to_65536_words_and_four_above():

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from unheard.privacy.accountants import ACCOUNTANTS, delta_at, epsilon, replace_one_epsilon
+from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.events import (
     CorrelatedGaussian,
     Event,
@@ -72,6 +73,12 @@ def test_each_step_changes_the_true_positive_rates_and_mu(kind):
     assert is_decreasing([one.mu for one in by_z])
     for rate in by_z[0].true_positive_rates:
         assert is_decreasing([one.true_positive_rates[rate] for one in by_z])
+
+
+def test_the_running_epsilon_of_examples_is_at_exactly_its_delta():
+    ((event, times),) = examples(1.0, 1.0)
+    delta = 1.23456789e-5
+    assert RunningEpsilon(delta, events=[event] * times).epsilon == epsilon([(event, times)], delta, "pld")
 
 
 def test_each_step_of_the_noise_of_a_correlated_mechanism_changes_epsilon():

@@ -45,6 +45,12 @@ def test_the_papers_choices_give_the_papers_users_and_epsilons(paper, norm, nois
     assert found.updates == 5000 * users
 
 
+def test_the_record_of_a_plan_has_z_and_sigma_to_the_last_digit(paper):
+    record = (found := project_plan(paper, 15.4321, 0.00312345, 1.0456789)).record(None)
+    assert record["noise_multiplier"] == found.run.plan.noise.noise_multiplier == 1.0456789
+    assert record["noise_std"] == found.noise_std == pytest.approx(1.0456789 * 15.4321 / found.users_per_round)
+
+
 @given(
     norm=st.floats(0.1, 100),
     noise_std=st.floats(1e-4, 1),
