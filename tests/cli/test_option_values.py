@@ -89,11 +89,11 @@ def options_of(command: str) -> set[str]:
 
 
 PREPARE = {
-    "--user-field x": {"fields.user": "x"},
-    "--text-field x": {"fields.text": "x"},
-    "--time-field x": {"fields.time": "x"},
+    "--user-field who": {"fields.user": "who"},
+    "--text-field what": {"fields.text": "what"},
+    "--time-field when": {"fields.time": "when"},
     "--time-format %Y": {"fields.time_format": "%Y"},
-    "--table x": {"fields.table": "x"},
+    "--table posts": {"fields.table": "posts"},
     "--strip-quotes": {"encoding.strip_quotes": True},
     "--drop-duplicates": {"drop_duplicates": True},
     "--duplicate-chars 7": {"duplicate_chars": 7},
@@ -103,7 +103,7 @@ PREPARE = {
     "--public 0.125": {"splits.public": 0.125},
     "--salt x": {"splits.salt": "x"},
     "--test-tokens 7": {"test_tokens": 7},
-    "--exclude-users out.txt": {"excluded": ("ann", "bob")},
+    "--exclude-users out.txt": {"excluded": ("ann", "#bob")},
     "--punctuation drop": {"tokenizer.punctuation": "drop"},
     "--sequence sentence": {"encoding.sequence": "sentence"},
     "--vocab-size 7": {"vocabulary.size": 7},
@@ -133,7 +133,7 @@ ELSEWHERE |= {"--log-file"}
 def test_each_option_of_prepare_decides_its_own_value_and_no_other(tmp_path, monkeypatch, asked_of):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "posts.jsonl").write_text('{"a": "ann", "b": "hello"}\n')
-    (tmp_path / "out.txt").write_text("ann\n\nbob\n")
+    (tmp_path / "out.txt").write_text("ann\n\n#bob\n")
 
     def asked(words: str) -> dict[str, Any]:
         line = f"prepare posts.jsonl --out store --user-field a --text-field b {words}"
@@ -145,6 +145,10 @@ def test_each_option_of_prepare_decides_its_own_value_and_no_other(tmp_path, mon
         for words, expected in table.items():
             found = changes(before, asked(f"{beside} {words}"))
             assert as_text(found) == as_text({prefix + name: value for name, value in expected.items()}), words
+    together = {**PREPARE, **BUILD}  # with all others, each option decides the same
+    expected = {f"preparation.{name}": value for values in PREPARE.values() for name, value in values.items()}
+    expected |= {name: value for values in BUILD.values() for name, value in values.items()}
+    assert as_text(changes(asked(""), asked(" ".join(together)))) == as_text(expected)
     tried = {words.split()[0] for table in (PREPARE, PRIVATE, BUILD) for words in table}
     assert tried | ELSEWHERE == options_of("prepare")
 

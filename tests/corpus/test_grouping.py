@@ -2,7 +2,9 @@
 
 import hashlib
 from dataclasses import replace
+from types import SimpleNamespace
 
+import duckdb
 import pytest
 
 from tests.corpus.inputs import FIELDS, prepared, words_of, write_csv, write_jsonl
@@ -126,6 +128,28 @@ def test_workers_with_any_other_version_of_duckdb_are_refused(tmp_path, monkeypa
     else:
         with pytest.raises(CorpusError, match=f"DuckDB 2.0.0, the others {version}"):
             grouping.check_version()
+
+
+def test_a_shard_that_cannot_be_sorted_to_its_end_is_an_error(tmp_path, monkeypatch):
+    """Its rows are read in parts; if a later part fails, the store would lack the rest of the users."""
+
+    class Failing:
+        def execute(self, query):
+            rows = iter([[("ann", "a")]])
+            return SimpleNamespace(fetchmany=lambda number: next(rows, None) or self.fail())
+
+        def fail(self):
+            raise duckdb.Error("Out of Memory")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(grouping_module, "open_database", lambda *_: Failing())
+    monkeypatch.setattr(Grouping, "shard_files", lambda *_: ["part"])
+    rows = sorted_rows(Grouping(work=tmp_path, fields=FIELDS, shards=1), 0, 1)
+    assert next(rows) == (("ann",), ("a",))
+    with pytest.raises(CorpusError, match="Sorting a part of the corpus failed: Out of Memory"):
+        next(rows)
 
 
 def test_a_process_of_a_pool_opens_one_database_for_all_its_shards_and_none_after_a_broken_one(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ import unheard
 from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import InvalidValue
+from unheard.evaluation import measures as measures_module
 from unheard.evaluation.measures import (
     PROMPTS,
     Counts,
@@ -209,6 +210,18 @@ def test_baselines_count_every_public_text_once_and_no_other_text(what, monkeypa
     public = [np.array([BOS, word, word + 1, EOS]) for word in range(5, 12)]
     score_baselines(what.held_out, public, SIZE, are_public=True)
     assert [[text.tolist() for text in texts] for texts in counted] == [[text.tolist() for text in public]]
+
+
+def test_no_user_is_scored_with_counts_of_the_own_text_however_many_there_are(monkeypatch):
+    counted, scored, real, targets = [], [], Counts.of, measures_module._targets
+    monkeypatch.setattr(Counts, "of", lambda texts, size: counted.append([t[1] for t in texts]) or real(texts, size))
+    monkeypatch.setattr(
+        measures_module, "_targets", lambda users: scored.append([u.tokens[1] for _, u in users]) or targets(users)
+    )
+    users = [User(np.array([BOS, word, 3, EOS])) for word in range(4, 17)]
+    score_baselines(users, [user.tokens for user in users], SIZE, are_public=False)
+    assert sorted(itertools.chain(*scored)) == list(range(4, 17))
+    assert [sorted([*others, *own]) for others, own in zip(counted, scored, strict=True)] == [list(range(4, 17))] * 5
 
 
 def test_public_users_are_preferred_for_the_baselines(what, measures):

@@ -389,6 +389,14 @@ def test_trials_on_a_proxy_are_charged_to_the_proxys_own_ledger(run, tmp_path):
     assert tried.plan.population == 1000
 
 
+def test_what_is_declared_of_all_weights_is_scaled_to_the_users_of_the_proxy(run, tmp_path):
+    weights = unheard.CappedWeights(weight_cap=10, total_weight=48.0)
+    estimator = unheard.ClippedDenominator(min_total_weight=36.0)
+    tried = on_proxy(replace(run, plan=replace(run.plan, weights=weights, estimator=estimator)), tmp_path / "proxy", 15)
+    assert tried.plan.weights == replace(weights, total_weight=12.0)
+    assert tried.plan.estimator == replace(estimator, min_total_weight=9.0)
+
+
 @pytest.mark.parametrize("points", [float("nan"), float("inf")])
 def test_an_allowance_that_is_no_number_is_refused_before_anything_is_trained(points):
     with pytest.raises(InvalidValue, match="--allow-loss"):
