@@ -320,6 +320,28 @@ def test_charges_that_came_with_a_run_and_exceed_the_budget_end_its_claim(tmp_pa
         assert not PopulationLedger.read(population.path).is_filter
 
 
+@pytest.mark.parametrize("how", ["settled", "joined"])
+def test_a_budget_is_not_claimed_for_rounds_that_were_charged_elsewhere(tmp_path, how):
+    """A budget of what was spent, declared in a new ledger after the results, would claim less than an odometer."""
+    other = PopulationLedger.open(tmp_path / "other.jsonl", {"corpus": "c"})
+    for run in ("one", "two"):
+        other.charge(run, 0, ROUND, 0)
+    population = PopulationLedger.open(tmp_path / "new.jsonl", {"corpus": "c"})
+    population.set_budget(Budget(epsilon=4.0, delta=DELTA, orders=FILTER_ORDERS))
+    if how == "joined":
+        population.join(other)
+    else:
+        population.settle("one", [ROUND])
+        population.charge("two", 0, ROUND, 0)
+    for known in (population, PopulationLedger.read(population.path)):
+        assert not known.is_filter
+        assert all_runs(known)["claimed"]["epsilon"] == odometer(*collapse(other.events), DELTA).epsilon
+    third = PopulationLedger.open(tmp_path / "third.jsonl", {"corpus": "c"})
+    third.take_over(population)  # a newer store: the budget and the charges are copied in their order
+    assert third.budget == population.budget
+    assert not third.is_filter
+
+
 @pytest.mark.parametrize(
     ("rounds", "before"),
     [([*range(7)], 0), ([0, 1, 1, 2], 2), ([0, 1, 2, 3, 2, 3, 4, 4], 0), ([*range(20), 18, 19], 2)],

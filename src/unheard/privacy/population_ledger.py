@@ -15,7 +15,9 @@ earlier results (Dwork, Rothblum and Vadhan 2010; for a run that is stopped when
 Each line of the file (format: `ledger.py`) after the header is one of
 
     {"began": {"run": ..., "facts": ..., "held": n}, "once": ...}     a run began; the facts hold a digest of the text
-    {"run": ..., "position": n, "event": {...}, "once": ...}          an event, at its position in the run's ledger
+    {"run": ..., "position": n, "event": {...}, "once": ...}          an event, at its position in the run's ledger; with
+                                                                      its "round" if it was charged here, and "joined"
+                                                                      if it came from another ledger
     {"budget": {"epsilon": ..., "delta": ..., "orders": [...], ...}}  the budget of all runs; the newest one counts
     {"moved": {"to": path}}                                           this ledger was joined to another one
     {"released": {"run": ..., "sha256": ...}}                         a model that a run on these users is about to write
@@ -331,7 +333,10 @@ class PopulationLedger:
             shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             with_budget = keep_budget and self.budget is None
             records = other._records[max(shared - 1, 0) :]
-            self._write(*(record for record in records if "budget" not in record or with_budget))
+            if not with_budget:
+                # DP: the budget of this ledger may have been declared after a look at the results of these rounds.
+                records = [{**record, "joined": True} for record in records if "budget" not in record]
+            self._write(*records)
             # DP: from the next line on, every charge to the other ledger is written here, also by runs that are
             # training now.
             other._write({"moved": {"to": os.path.relpath(self.path, other.path.parent)}})
@@ -362,7 +367,8 @@ class PopulationLedger:
     def is_filter(self) -> bool:
         """Whether all charges are within a budget that was declared before the first round.
 
-        The budget is then a privacy filter, and the claim over all runs is the budget itself.
+        The budget is then a privacy filter, and the claim over all runs is the budget itself. Rounds that were charged
+        to another ledger and came here later end this, because they may have been known when the budget was declared.
         """
         running, budget = self._running, self.budget
         if budget is None or running is None or not self._is_declared:
@@ -446,6 +452,8 @@ class PopulationLedger:
             charged_run.num_charged = max(charged_run.num_charged, int(record["position"]) + 1)
             charged_run.events.append(event)
             charged_run.rounds.append(int(record.get("round", -1)))
+            # DP: rounds that were charged elsewhere, and came by `join` or `settle`, were not checked against the budget.
+            self._is_declared &= not has_rounds([event]) or ("round" in record and "joined" not in record)
             if self._running is not None:
                 self._running.charge(event)
         self._records.append(record)
