@@ -114,6 +114,19 @@ def test_the_users_are_charged_before_any_text_is_read(candidates, tmp_path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["store"]  # and leaves nothing
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_store_remembers_nothing_of_the_trials(candidates, tmp_path, monkeypatch, is_stopped):
+    """The length of the trials' temporary ledger would say how many trials there were."""
+    if is_stopped:
+        monkeypatch.setattr(selecting, "mean_of_last", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            select(candidates, tmp_path / "best", Drawn(mean=2))
+    else:
+        select(candidates, tmp_path / "best", Drawn(mean=2))
+    record = json.loads((candidates[0].corpus / "ledgers.json").read_text())
+    assert record["known"].keys() == {"ledger.jsonl"}
+
+
 def test_of_the_other_trials_nothing_is_left(candidates, tmp_path):
     folder = select(candidates, tmp_path / "best", Drawn(mean=3))
     names = {path.name for path in folder.path.rglob("*") if path.is_file()}

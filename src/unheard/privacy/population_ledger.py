@@ -604,13 +604,17 @@ def known_ledgers(store: Path) -> list[Path]:
 def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) -> None:
     """Record the position of a ledger in the store.
 
-    Nothing is recorded if the store is read-only and the ledger is outside the store.
+    Nothing is recorded if the store is read-only and the ledger is outside the store, or for the temporary ledger of
+    the trials of a private selection.
 
     Args:
         store: The folder of the token store.
         ledger: The file of the population's ledger.
         position: `PopulationLedger.position` of that file.
     """
+    # DP: the length of the ledger of a selection's trials would say how many trials there were.
+    if any(Path(ledger).is_relative_to(folder) for folder in storage.STAGED):
+        return
     key = _record_key(store, ledger)
 
     def change(record: dict[str, Any]) -> dict[str, Any]:
