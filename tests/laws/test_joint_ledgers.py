@@ -214,7 +214,10 @@ def test_a_copy_of_a_run_is_refused_at_every_attempt_within_a_mechanism(tmp_path
     for position in range(1, 6):
         with pytest.raises(LedgerError, match="Another copy of this run"):
             population.charge("r", position, replace(event, index=position), position)
-        population.charge("r", position, replace(event, index=position), position, again=True)
+        before = population.runs["r"].last_once  # what a process knows that was killed between its two charges
+        population.charge("r", position, replace(event, index=position), position, again=before)
+        with pytest.raises(LedgerError, match="Another copy of this run"):  # a copy of its folder knows the same
+            population.charge("r", position, replace(event, index=position), position, again=before)
     population.charge("r", 3, event, 3)  # a new mechanism, which pays for itself
     assert len(population.events) == 12
 

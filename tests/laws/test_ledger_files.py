@@ -279,9 +279,11 @@ def test_both_ledgers_of_a_run_are_charged_for_the_same_and_only_the_own_one_is_
     joint, calls = JointLedger(own, population), []
     charge = PopulationLedger.charge
     population.charge = lambda *args, **named: (calls.append((args, named)), charge(population, *args, **named))[1]
-    for number, again in enumerate((False, True)):
-        joint.charge(EVENTS[number], number + 5, again=again)
-    assert calls == [(("r", i + 1, EVENTS[i], i + 5), {"again": bool(i)}) for i in range(2)]
+    for number in range(2):
+        joint.charge(EVENTS[number], number + 5, again=f"before {number}", once=f"once {number}")
+    named = [{"again": f"before {i}", "once": f"once {i}"} for i in range(2)]
+    assert calls == [(("r", i + 1, EVENTS[i], i + 5), named[i]) for i in range(2)]
+    assert population.runs["r"].last_once == "once 1"
     joint.record_release("digest")
     assert population.released == {"digest": "r"}
     kept = Ledger.read(own.path)

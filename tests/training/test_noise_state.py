@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -463,7 +464,7 @@ def keys_of_later_attempts(noise: Path) -> None:
     """Append a key of a later attempt, as in the folder of a run whose ledger was shortened."""
     path = noise / "keys.jsonl"
     last = json.loads(path.read_bytes().splitlines()[-1])
-    later = noise_state.KeyRecord(index=last["index"] + 2, key=bytes(16), charges=last["charges"])
+    later = noise_state.KeyRecord(index=last["index"] + 2, key=bytes(16))
     path.write_bytes(path.read_bytes() + noise_state._key_line(later))
 
 
@@ -562,24 +563,51 @@ def test_a_charge_ahead_of_the_run_is_explained_by_the_key_that_was_written_just
     go(run_of(place), folder, stop=3)
     ledger, state = opened(folder)
     event = replace(ledger.events[-1], index=3)
-    for _ in range(2):  # a kill left a charge; then a copy of the folder was charged for the same attempt
-        ledger.population.charge(ledger.run, len(ledger), event, 3, again=True)
-        charges = len(ledger.population.runs[ledger.run].events)
-        for before in range(charges + 3):
-            uncharged = [noise_state.KeyRecord(index=3, key=bytes(16), charges=before)]
-            if before + 1 == charges:
-                state._check_population(uncharged)
-                continue
-            with pytest.raises(LedgerError, match="copy"):
-                state._check_population(uncharged)
+    keys = [noise_state.KeyRecord(index=3, key=bytes([i] * 16)) for i in range(4)]
+    last = None
+    for number in (1, 2):  # a kill left a charge; then a copy of the folder was charged for the same attempt
+        ledger.population.charge(ledger.run, len(ledger), event, 3, again=last, once=keys[number].once)
+        last = keys[number].once
+        for key in keys:
+            if key is not keys[number]:
+                with pytest.raises(LedgerError, match="copy"):
+                    state._check_population([key])
         with pytest.raises(LedgerError, match="copy"):
             state._check_population([])
-    assert state.may_charge_again
+        state._check_population(keys)
+    assert state.repeats == last
     state.begin_attempt()
-    assert state._records[-1].charges == charges  # the number of charges, those of copies included
-    ledger.charge(event, 3, again=True)
+    ledger.charge(event, 3, again=state.repeats, once=state.once)
     state.normals()
-    assert not state.may_charge_again  # for that attempt only
+    assert state.repeats is None  # for that attempt only
+
+
+def test_a_key_that_was_never_charged_does_not_explain_the_charge_of_a_copy(place, monkeypatch):
+    """A process is killed between a key and its charge. Then the folder is copied, and both copies go on."""
+    folder, copy = place / "r", place / "copy"
+    go(run_of(place), folder, stop=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(PopulationLedger, "charge", Mock(side_effect=RuntimeError))
+        with pytest.raises(RuntimeError):
+            go(run_of(place), folder)
+    shutil.copytree(folder, copy)
+    assert go(run_of(place), copy, stop=4) == [4]
+    with pytest.raises(LedgerError, match="copy of the folder was trained further"):
+        go(run_of(place), folder)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_the_charge_of_an_attempt_names_its_key_and_does_not_reveal_it(place, seed):
+    """The charges of a seeded run are not named: a repetition has the same keys, and each charge is a line of its own."""
+    folder = place / "r"
+    go(run_of(place, seed=seed), folder, stop=2)
+    _, state = opened(folder)
+    state.begin_attempt()
+    record = state._records[-1]
+    assert state.once == (None if seed else record.once)
+    assert len(record.once) == 16
+    assert record.once not in record.key.hex()
+    assert record.once != noise_state.KeyRecord(index=record.index, key=bytes(16)).once
 
 
 def test_a_mechanism_begins_after_the_charges_from_before_the_run():
@@ -601,7 +629,8 @@ def test_two_copies_that_train_at_once_cannot_share_the_history(place):
         population.charge("run", position, replace(event, index=position), position)
     with pytest.raises(LedgerError, match="Another copy"):
         population.charge("run", 3, event, 3)
-    population.charge("run", 3, event, 3, again=True)  # a kill between the two ledgers
+    killed = population.runs["run"].last_once
+    population.charge("run", 3, event, 3, again=killed)  # a kill between the two ledgers
     population.charge("run", 3, replace(event, index=0), 3)  # a new mechanism is charged from its first round
 
 
@@ -794,7 +823,7 @@ def test_of_several_keys_of_one_attempt_the_last_one_is_that_of_its_noise(place)
 
     before, keys = history(), folder / "noise" / "keys.jsonl"
     *lines, last = keys.read_bytes().splitlines(keepends=True)
-    unused = noise_state.KeyRecord(index=json.loads(last)["index"], key=bytes(16), charges=json.loads(last)["charges"])
+    unused = noise_state.KeyRecord(index=json.loads(last)["index"], key=bytes(16))
     content = b"".join([*lines, noise_state._key_line(unused), last])
     keys.write_bytes(content)
     assert torch.equal(history(), before)

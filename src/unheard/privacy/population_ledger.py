@@ -75,6 +75,7 @@ class ChargedRun:
         begun: How many times a run with this id began. Only a seeded run can begin twice, as a repetition.
         is_charged_again: Whether a position of the run's ledger was charged more than once.
         rounds: The round number of each event; -1 if the ledger does not say it.
+        last_once: The text `once` of the newest charge.
     """
 
     id: str
@@ -84,6 +85,7 @@ class ChargedRun:
     begun: int = 0
     is_charged_again: bool = False
     rounds: list[int] = field(default_factory=list)
+    last_once: str = ""
 
     @property
     def has_repeats(self) -> bool:
@@ -246,7 +248,9 @@ class PopulationLedger:
             self._write(*(_charge(run, position, event) for position, event in enumerate(events, start=charged)))
             return len(events)
 
-    def charge(self, run: str, position: int, event: Event, round: int, *, again: bool = False) -> None:
+    def charge(
+        self, run: str, position: int, event: Event, round: int, *, again: str | None = None, once: str | None = None
+    ) -> None:
         """Charge one more event of a run. It is synced to disk when this returns.
 
         Args:
@@ -254,8 +258,9 @@ class PopulationLedger:
             position: The position that the event will have in the run's own ledger.
             event: What the round will do to the users' data.
             round: The number of the round, for the entry and for error messages.
-            again: For correlated noise: whether this position is already charged here but not in the run's ledger,
-                because the process was killed between the two charges.
+            again: For correlated noise: the text `once` of the charge here for this position, if the process was killed
+                before it charged the run's ledger.
+            once: A text that only this charge has, by which the caller can recognise it; None for a random text.
 
         Raises:
             BudgetExceeded: The event would exceed the budget of all runs together. Nothing is charged.
@@ -266,7 +271,7 @@ class PopulationLedger:
             is_copy = run in self.runs and position < self.runs[run].num_charged and not run.startswith(REPRODUCIBLE)
             # DP: the later rounds of a block are free only if one process computes them all; a copy of the run draws
             # other noise.
-            if is_copy and isinstance(event, CorrelatedGaussian) and event.index and not again:
+            if is_copy and isinstance(event, CorrelatedGaussian) and event.index and again != self.runs[run].last_once:
                 raise LedgerError(
                     f"Another copy of this run was charged for the same attempt in {self.path}. Two copies must not share one "
                     "history of correlated noise. Go on with the other copy, or resume this one with --new-noise: a new "
@@ -280,7 +285,7 @@ class PopulationLedger:
                 self.budget.check(self._running, event, round, whose, larger="with `unheard budget --epsilon`")
             # DP: every charge is a new line, because a copy of this run that is trained further releases its own
             # models.
-            self._write({**_charge(run, position, event), "round": round})
+            self._write({**_charge(run, position, event, once), "round": round})
 
     def record_release(self, run: str, sha256: str) -> None:
         """Record a model that a run is about to write. A copy of the model can then be recognised by its parameters.
@@ -452,6 +457,7 @@ class PopulationLedger:
             charged_run.num_charged = max(charged_run.num_charged, int(record["position"]) + 1)
             charged_run.events.append(event)
             charged_run.rounds.append(int(record.get("round", -1)))
+            charged_run.last_once = str(record.get("once", ""))
             # DP: rounds that were charged elsewhere, and came by `join` or `settle`, were not checked against the budget.
             self._is_declared &= not has_rounds([event]) or ("round" in record and "joined" not in record)
             if self._running is not None:
@@ -664,11 +670,11 @@ def _check_position(population: PopulationLedger, position: Mapping[str, Any] | 
         )
 
 
-def _charge(run: str, position: int, event: Event) -> dict[str, Any]:
+def _charge(run: str, position: int, event: Event, once: str | None = None) -> dict[str, Any]:
     """Return the record of one charge."""
     # Two copies of a ledger may be charged for equal events. With the random number the lines differ, so that `join`
     # counts both.
-    return {"run": run, "position": position, "event": to_record(event), "once": secrets.token_hex(8)}
+    return {"run": run, "position": position, "event": to_record(event), "once": once or secrets.token_hex(8)}
 
 
 def _follow_moves(population: PopulationLedger, open_here: Callable[[Path], PopulationLedger]) -> PopulationLedger:

@@ -86,14 +86,15 @@ class JointLedger:
         facts = _repeated_facts(ledger, name) | ({} if store is None else {"store": store})
         population.register(run_id(ledger), facts, num_charged=len(ledger), is_new=True)
 
-    def charge(self, event: Event, round: int, *, again: bool = False) -> None:
+    def charge(self, event: Event, round: int, *, again: str | None = None, once: str | None = None) -> None:
         """Charge one event to both ledgers. Both entries are synced to disk when this returns.
 
         Args:
             event: What the round will do to the users' data.
             round: The number of the round, from 0.
-            again: For correlated noise: whether this attempt is already charged to the population but not to the run,
-                because the process was killed between the two charges.
+            again: For correlated noise: the text `once` of the population's charge for this attempt, if the process was
+                killed before it charged the run.
+            once: For correlated noise: the text that names the attempt's key; None for a random text.
 
         Raises:
             BudgetExceeded: The event would exceed the population's budget. Neither ledger is charged.
@@ -101,7 +102,7 @@ class JointLedger:
         """
         # DP: the population is charged first, so that after a crash its ledger never has fewer charges of the run than
         # the run's own.
-        self.population.charge(self.run, len(self._ledger), event, round, again=again)
+        self.population.charge(self.run, len(self._ledger), event, round, again=again, once=once)
         self._ledger.charge(event, round)
 
     def record_release(self, sha256: str) -> None:

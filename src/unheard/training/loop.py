@@ -382,10 +382,10 @@ class _ActiveRun:
             # DP: a budget is a stop; the round that would exceed it never starts.
             self.run.budget.check(self.spent, event, self.state.round)
         turn = None if self.noise is None else self.noise.begin_attempt()
-        again = self.noise is not None and self.noise.may_charge_again
+        again, once = (None, None) if self.noise is None else (self.noise.repeats, self.noise.once)
         # DP: charge before release. The event is on disk, in the population's ledger and then in the run's, before a
         # user's text is read; a crash can only over-count.
-        self.ledger.charge(event, self.state.round, again=again)
+        self.ledger.charge(event, self.state.round, again=again, once=once)
         self.spent.charge(event)
         drawn = self.upcoming.pop(attempt, None)
         return Round(

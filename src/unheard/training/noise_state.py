@@ -64,12 +64,15 @@ class KeyRecord:
     Attributes:
         index: The number of the attempt in its mechanism, from 0.
         key: The key from which the standard normals of the attempt are drawn.
-        charges: The number of charges of this run in the population's ledger before the attempt was charged.
     """
 
     index: int
     key: bytes = field(repr=False)
-    charges: int
+
+    @property
+    def once(self) -> str:
+        """The random text of the attempt's charge in the population's ledger: a hash, which does not reveal the key."""
+        return hashlib.sha256(b"charge of " + self.key).hexdigest()[:16]
 
 
 class NoiseState:
@@ -103,15 +106,20 @@ class NoiseState:
         self._records: list[KeyRecord] = []
         self._saved_index = history.index
         self._size: int | None = None  # bytes of keys.jsonl; None before the first key is written
-        self.may_charge_again = False
-        """Whether the population's ledger already holds the next attempt's charge, because the process was killed. The
-        attempt may then be charged to the population a second time."""
+        self.repeats: str | None = None
+        """The text `once` of the next attempt's charge, if the population's ledger already holds it because the process
+        was killed. The attempt may then be charged to the population a second time."""
 
     @property
     def index(self) -> int:
         """The index of the next attempt: the number of attempts of this mechanism that were charged."""
         # DP: counted from the ledger, which only grows: no index is ever used twice.
         return len(self._ledger) - self._first
+
+    @property
+    def once(self) -> str | None:
+        """The random text of the charge of the attempt that was begun last; None for a seeded run, whose keys repeat."""
+        return None if self._ledger.run.startswith(REPRODUCIBLE) else self._records[-1].once
 
     def begin_attempt(self) -> Turn:
         """Draw the key of the next attempt and write it to disk. Call this before the attempt is charged.
@@ -130,12 +138,7 @@ class NoiseState:
                 f"All {matrix.rounds} attempts of this run's correlated noise are used (rounds done again after a stop count "
                 "too). Keep this model, or begin a new mechanism, which is charged in full: `unheard resume` with --rounds."
             )
-        charged_run = self._ledger.population.runs.get(self._ledger.run)
-        record = KeyRecord(
-            index=index,
-            key=self._streams.noise_key(len(self._ledger)),
-            charges=0 if charged_run is None else len(charged_run.events),
-        )
+        record = KeyRecord(index=index, key=self._streams.noise_key(len(self._ledger)))
         line = _key_line(record)
         try:
             # DP: on disk before the charge and before the cohort: a charged attempt whose noise is unknown cannot be.
@@ -157,7 +160,7 @@ class NoiseState:
         Raises:
             LedgerError: The attempt is not charged yet, or its noise was requested before.
         """
-        self.may_charge_again = False
+        self.repeats = None
         record = self._records[-1]
         # DP: the key of this very attempt, and a history that ends just before it.
         if record.index != self.index - 1 or self._history.index != record.index:
@@ -220,7 +223,7 @@ class NoiseState:
         """Check that the population's ledger holds no charge of this run that came from a copy of the run folder.
 
         The population is charged first, so after a kill its ledger may hold one charge more than the run's. Sets
-        `may_charge_again` in that case.
+        `repeats` in that case.
 
         Args:
             uncharged: The keys of the next attempt, which the run's ledger does not hold yet.
@@ -235,14 +238,15 @@ class NoiseState:
             or self._ledger.run.startswith(REPRODUCIBLE)
         ):
             return
-        # DP: only the process that wrote this key can have been charged last; else a copy of the run used this history.
-        if not any(record.charges + 1 == len(charged_run.events) for record in uncharged):
+        # DP: the charge names the key that was written before it; a charge of another key is of a copy of the run, which
+        # used this history.
+        if charged_run.last_once not in [record.once for record in uncharged]:
             raise LedgerError(
                 f"{self._ledger.population.path} holds a charge of this run that is not in this folder: a copy of the "
                 "folder was trained further. Two copies must not share one history of noise. Continue with the other "
                 "copy, or resume this one with --new-noise: a new mechanism begins and is charged from its first round."
             )
-        self.may_charge_again = True
+        self.repeats = charged_run.last_once
 
     @property
     def _keys(self) -> Path:
@@ -434,11 +438,11 @@ def mechanism_start(entries: list[Entry], before: int) -> int:
 
 
 def _key_line(record: KeyRecord) -> bytes:
-    return _sealed({"index": record.index, "key": record.key.hex(), "charges": record.charges})
+    return _sealed({"index": record.index, "key": record.key.hex()})
 
 
 def _record(values: dict[str, Any]) -> KeyRecord:
-    return KeyRecord(index=int(values["index"]), key=bytes.fromhex(values["key"]), charges=int(values["charges"]))
+    return KeyRecord(index=int(values["index"]), key=bytes.fromhex(values["key"]))
 
 
 def _sealed(values: dict[str, Any]) -> bytes:
