@@ -460,6 +460,12 @@ def of_another_version(noise: Path) -> None:
     path.write_bytes(b"".join([noise_state._sealed({**noise_state._opened(header), "format": "other"}), *lines]))
 
 
+def a_number_for_a_key(noise: Path) -> None:
+    """Replace the first line by JSON that is no table."""
+    path = noise / "keys.jsonl"
+    path.write_bytes(b"".join([b"5\n", *path.read_bytes().splitlines(keepends=True)[1:]]))
+
+
 def keys_of_later_attempts(noise: Path) -> None:
     """Append a key of a later attempt, as in the folder of a run whose ledger was shortened."""
     path = noise / "keys.jsonl"
@@ -471,6 +477,7 @@ def keys_of_later_attempts(noise: Path) -> None:
 HARMS = [
     change_key,
     of_another_version,
+    a_number_for_a_key,
     keys_of_later_attempts,
     damage_keys,
     shorten_keys,

@@ -300,7 +300,7 @@ class NoiseState:
             # The process was killed while it wrote an incomplete last line, so that attempt was not charged.
             records = [_record(_opened(line)) for line in lines[1:-1]]
             bytes.fromhex(header["groups_key"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise self._corrupt(self._keys, "is damaged") from None
         # DP: keys of another run, of another mechanism or of another version would give noise that was never added.
         if header.get("format") != FORMAT or header.get("binding") != self._binding:
