@@ -48,6 +48,19 @@ def test_only_a_missing_record_of_nodes_has_no_digest(tmp_path):
         folder.nodes_digest()
 
 
+@pytest.mark.parametrize(
+    "metrics", [[], {}, "x", {"bytes": [], "sha256": ""}, {"bytes": 1e9, "sha256": ""}, {"bytes": 3}]
+)
+def test_a_damaged_digest_of_the_evaluations_is_not_one_of_an_older_version(tmp_path, metrics):
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    _save(
+        folder.checkpoints / "round-00000001.safetensors", {"params": torch.zeros(1)}, {"round": 1, "metrics": metrics}
+    )
+    with pytest.raises(CheckpointCorrupt, match="cannot be read"):
+        folder.check_metrics()
+
+
 def test_no_part_of_a_checkpoint_or_a_model_can_be_exchanged_within_it(tmp_path):
     """The digest of a file covers every name, every number and every fact of it."""
     path = tmp_path / "file"

@@ -260,7 +260,7 @@ class RunFolder:
             None if there is no checkpoint, or if an older version wrote it without a digest.
 
         Raises:
-            CheckpointCorrupt: The checkpoint is damaged, or its file was gone at each of five attempts.
+            CheckpointCorrupt: The checkpoint or its digest is damaged, or its file was gone at each of five attempts.
         """
         paths: list[Path] = []
         for _ in range(5):  # a process that trains meanwhile may delete the file between the listing and the reading
@@ -269,8 +269,12 @@ class RunFolder:
                 known = read_facts(paths[-1]).get("metrics") if paths else None
             except FileNotFoundError:
                 continue
-            return known if isinstance(known, dict) and set(known) == {"bytes", "sha256"} else None
-        # DP: a checkpoint that is listed and cannot be found is not the same as none: evaluations would not be checked.
+            is_digest = isinstance(known, dict) and set(known) == {"bytes", "sha256"} and type(known["bytes"]) is int
+            if known is None or is_digest:
+                return known
+            break
+        # DP: a checkpoint that is listed and cannot be found, or a damaged digest, is not the same as none: evaluations
+        # would not be checked.
         raise CheckpointCorrupt(not_written_by_unheard(paths[-1]))
 
     def read_tables(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unheard.errors import InvalidValue, LedgerError
+from unheard.privacy.accountants import epsilons
 from unheard.privacy.events import (
     KINDS,
     CorrelatedGaussian,
@@ -41,7 +42,7 @@ def test_an_event_reads_back_as_it_was_written(event):
     assert from_record(to_record(event)) == event
 
 
-@given(st.floats(min_value=1e-300, max_value=1), st.floats(min_value=0, max_value=1e300))
+@given(st.floats(min_value=1e-300, max_value=1), st.floats(min_value=0, max_value=1e100))
 def test_every_round_reads_back_exactly(q, z):
     event = PoissonGaussian(sampling_prob=q, noise_multiplier=z)
     assert from_record(to_record(event)) == event
@@ -167,8 +168,8 @@ ABOVE_1, BELOW_1 = math.nextafter(1, 2), math.nextafter(1, 0)
 NO_NUMBERS = (math.nan, math.inf, -math.inf, "1", True, None)
 NOT_WHOLE = (1.0, 2.5, *NO_NUMBERS)
 RANGES = {
-    "sampling_prob": ((1e-300, 0.5, 1), (0, -1e-9, ABOVE_1, *NO_NUMBERS)),
-    "noise_multiplier": ((0, 1e-9, 1e300), (-1e-9, *NO_NUMBERS)),
+    "sampling_prob": ((1e-300, 0.5, 1), (0, 1e-301, -1e-9, ABOVE_1, *NO_NUMBERS)),
+    "noise_multiplier": ((0, 1e-9, 1e100), (-1e-9, 1.1e100, 10**400, *NO_NUMBERS)),
     "delta": ((0, 1e-12, 1), (-1e-12, -0.5, ABOVE_1, *NO_NUMBERS)),
     "mean_trials": ((1, ABOVE_1, 1e6), (0, BELOW_1, -2, *NO_NUMBERS)),
     "examples_per_user": ((1, 4096), (0, -1, 4097, *NOT_WHOLE)),
@@ -180,6 +181,12 @@ RANGES = {
     "reason": (("no noise",), ("", " ", "\n\t", None, 1)),
 }
 """Values of each field of an event: those that are in range, also at both ends, and those that are not."""
+
+
+@pytest.mark.parametrize("q", [1e-300, 0.5])
+@pytest.mark.parametrize("z", [1e-300, 1e100])
+def test_accountants_can_compute_with_every_number_of_an_event(q, z):
+    assert all(bound >= 0 for bound in epsilons([PoissonGaussian(sampling_prob=q, noise_multiplier=z)], 1e-6).values())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,6 +29,13 @@ def test_the_format_of_a_line_does_not_change(file, path):
     assert unseal(line[:-1], file.head) == ({"n": 1}, digest)
 
 
+@pytest.mark.parametrize("length", [None, "0", [0], {"a": 0}, 0.0, float("inf"), False])
+def test_a_length_that_is_no_whole_number_is_in_no_ledger(file, length):
+    """The length comes from a checkpoint or from `ledgers.json`, which may be damaged."""
+    assert file.contains(0, file.head)
+    assert not file.contains(length, file.head)
+
+
 def test_a_reader_gets_each_record_once(file, path):
     reader = ChainedFile(path, "some-kind")
     assert reader.read() == []

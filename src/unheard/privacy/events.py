@@ -30,6 +30,9 @@ from typing import Any
 from unheard.config import nearest, require
 from unheard.errors import InvalidValue, LedgerError
 
+LARGEST_NUMBER, SMALLEST_Q = 1e100, 1e-300
+"""The largest number and the smallest sampling probability of an event. Accountants square numbers and divide by them,
+which float64 cannot do for numbers far beyond these."""
 FREE_RATIO, COSTLY_RATIO, DOMINANT_RATIO = 0.25, 1.0, 5.0
 """Limits of `NoiseLevel.ratio`; the docstring of `NoiseLevel` says where they come from."""
 
@@ -319,18 +322,19 @@ def _check_sampling_and_noise(event: Any) -> None:
     _set_number(event, "sampling_prob")
     _set_number(event, "noise_multiplier")
     # DP: a probability above 1 or a negative z is impossible, and a cost that is computed from it means nothing.
-    require(0 < event.sampling_prob <= 1, f"sampling_prob must be in (0, 1], not {event.sampling_prob}.")
+    require(SMALLEST_Q <= event.sampling_prob <= 1, f"sampling_prob must be in (0, 1], not {event.sampling_prob}.")
     require(event.noise_multiplier >= 0, f"noise_multiplier must be 0 or more, not {event.noise_multiplier}.")
 
 
 def _set_number(event: Any, name: str) -> None:
     """Store a field as a plain float, so that 1 and 1.0 give equal events and equal lines in the ledger.
 
-    Raises `InvalidValue` if the value is not a finite number.
+    Raises `InvalidValue` if the value is not a number, or above `LARGEST_NUMBER`.
     """
     value = getattr(event, name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    require(is_number and math.isfinite(value), f"{name} must be a finite number, not {value!r}.")
+    is_usable = is_number and abs(value) <= LARGEST_NUMBER
+    require(is_usable, f"{name} must be a number of at most {LARGEST_NUMBER:g}, not {str(value)[:50]}.")
     object.__setattr__(event, name, float(value))
 
 

@@ -170,7 +170,7 @@ class ChainedFile:
         """
         # DP: a ledger that was cut at the end of a line has a valid chain; only this check tells it from the ledger of
         # a shorter run.
-        return 0 <= length <= len(self) and self.hashes[length] == head
+        return type(length) is int and 0 <= length <= len(self) and self.hashes[length] == head
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

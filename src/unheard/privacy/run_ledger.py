@@ -257,7 +257,8 @@ def check_ledger(ledger: Ledger, sources: Iterable[SavedPosition]) -> None:
             )
         entries = ledger.entries[: source.length]
         charged = {entry.round for entry in entries}
-        charged |= {r for entry in entries if isinstance(entry.event, Selection) for r in range(entry.event.rounds)}
+        selected = [entry.event.rounds for entry in entries if isinstance(entry.event, Selection)]
+        charged |= set(range(min(max(selected, default=0), source.round)))
         # DP: each round that is in a model must have been charged before the model was saved.
         if missing := sorted(set(range(source.round)) - charged):
             raise LedgerError(
