@@ -1,6 +1,7 @@
 """A node: requests that it refuses, its folder, opting out, and the newest model for its keyboard."""
 
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +44,45 @@ def test_devices_with_a_store_of_their_own_train_a_model_and_record_it(run, devi
     everybody = replace(run.plan, sampling=unheard.PoissonSampling(sampling_prob=1.0))
     federated(seeded(replace(run, plan=everybody)), tmp_path / "out", LocalNetwork(devices))
     assert [one.folder.contributions for one in devices] == [2, 2, 2]
+
+
+def test_two_requests_at_once_count_twice(tmp_path, monkeypatch):
+    """The second request reads the number while the first one is about to write it."""
+    folder, read, done = NodeFolder(path=tmp_path), NodeFolder.contributions.fget, []
+
+    def other() -> None:
+        try:
+            NodeFolder(path=tmp_path).record_contribution(1)
+        except NodeError as error:
+            done.append(error)
+
+    thread = threading.Thread(target=other)
+
+    def slow(self: NodeFolder) -> int:
+        count = read(self)
+        if threading.current_thread() is not thread:
+            thread.start()
+            thread.join(timeout=0.3)
+        return count
+
+    monkeypatch.setattr(NodeFolder, "contributions", property(slow))
+    folder.record_contribution(1)
+    thread.join()
+    assert len(done) == 1
+    assert "which is its limit" in str(done[0])
+
+
+def test_a_link_that_leads_nowhere_is_no_fresh_start_of_a_node(tmp_path):
+    folder = NodeFolder(path=tmp_path)
+    for name in ("record.json", "opted-out"):
+        (tmp_path / name).symlink_to("nowhere")
+    assert folder.is_opted_out
+    with pytest.raises(NodeError, match="damaged"):
+        _ = folder.contributions
+    (tmp_path / "record.json").unlink()
+    (tmp_path / "record.json").write_text("[" * 100_000)
+    with pytest.raises(NodeError, match="damaged"):
+        _ = folder.contributions
 
 
 def test_a_user_who_opted_out_takes_part_in_nothing(run, devices):

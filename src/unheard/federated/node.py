@@ -14,6 +14,7 @@ that says that its users opted out, and the newest released model for the keyboa
 """
 
 import json
+import os
 import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -80,7 +81,7 @@ class NodeFolder:
     @property
     def is_opted_out(self) -> bool:
         """Whether the users of this node have opted out of all rounds."""
-        return (self.path / "opted-out").exists()
+        return os.path.lexists(self.path / "opted-out")
 
     def opt_out(self) -> None:
         """Opt the users of this node out of all later rounds. Earlier contributions stay in the models."""
@@ -98,11 +99,11 @@ class NodeFolder:
             NodeError: If the record is damaged.
         """
         file = self.path / "record.json"
-        if not file.exists():
+        if not os.path.lexists(file):
             return 0
         try:
             count = json.loads(file.read_text(encoding="utf-8"))["contributions"]
-        except (ValueError, KeyError, TypeError, OSError):
+        except (ValueError, KeyError, TypeError, OSError, RecursionError):
             count = None
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise NodeError(f"{file} is damaged, so the number of contributions is unknown. Restore it from a backup.")
@@ -117,11 +118,13 @@ class NodeFolder:
         Raises:
             NodeError: If the node has already contributed `limit` times, or the record is damaged.
         """
-        count = self.contributions
-        # DP: a node's own limit: a node contributes to no more rounds than its user agreed to.
-        if limit is not None and count >= limit:
-            raise NodeError(f"This node has contributed {count} times, which is its limit.")
-        storage.replace_file(self.path / "record.json", json.dumps({"contributions": count + 1}).encode())
+        # DP: under a lock: of two requests at once, each would count from the same number.
+        with storage.locked(self.path / ".record.json.lock", wait=60.0):
+            count = self.contributions
+            # DP: a node's own limit: a node contributes to no more rounds than its user agreed to.
+            if limit is not None and count >= limit:
+                raise NodeError(f"This node has contributed {count} times, which is its limit.")
+            storage.replace_file(self.path / "record.json", json.dumps({"contributions": count + 1}).encode())
 
 
 @dataclass(frozen=True, kw_only=True)
