@@ -26,6 +26,7 @@ from unheard.privacy.population_ledger import (
     continue_ledger,
     known_position,
     open_population_ledger,
+    read_population_ledger,
     remember_position,
 )
 from unheard.privacy.population_statement import all_runs, find_population_ledger, store_statement
@@ -223,6 +224,46 @@ def test_a_newer_store_continues_the_charges_and_the_budget(tmp_path):
         population.charge("a run in November", 0, PoissonGaussian(sampling_prob=1.0, noise_multiplier=0.5), 0)
     shutil.rmtree(october.path)  # users may have asked for the deletion
     assert len(ledger_of(november).events) == 2
+
+
+@pytest.mark.parametrize("how", ["continued", "same users"])
+def test_a_ledger_that_is_put_back_to_before_it_was_joined_is_refused(tmp_path, how):
+    october = unheard.prepare(posts(tmp_path, "october", range(60)), tmp_path / "october", held_out=0.1)
+    first = ledger_of(october)
+    first.charge("a run", 0, ROUND, 0)
+    first.remember()
+    before = first.path.read_bytes()
+    earlier = october.path if how == "continued" else None
+    november = unheard.prepare(
+        posts(tmp_path, "november", range(20, 90)), tmp_path / "november", held_out=0.1, continues=earlier
+    )
+    second = ledger_of(november)
+    if how == "same users":
+        second.join(first)
+    assert second.events == [ROUND]
+    (october.path / "ledger.jsonl").write_bytes(before)
+    for read in (
+        lambda: ledger_of(october),
+        lambda: read_population_ledger(october.path, october.path / "ledger.jsonl"),
+    ):
+        with pytest.raises(LedgerError, match="shortened or replaced"):
+            read()
+
+
+def test_a_ledger_that_took_over_charges_and_was_lost_is_not_begun_anew(tmp_path):
+    october = unheard.prepare(posts(tmp_path, "october", range(60)), tmp_path / "october", held_out=0.1)
+    ledger_of(october).charge("a run", 0, ROUND, 0)
+    november = unheard.prepare(
+        posts(tmp_path, "november", range(20, 90)), tmp_path / "november", held_out=0.1, continues=october.path
+    )
+    (november.path / "ledger.jsonl").unlink()
+    continues = {"ledger": str(october.path / "ledger.jsonl"), "joined": False}
+    (november.path / RECORD).write_text(json.dumps({"known": {}, "continues": continues}))
+    with pytest.raises(LedgerError, match="not copied yet"):
+        store_statement(november.path)
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="lost the charges"):
+            ledger_of(november)
 
 
 def test_a_store_that_was_stopped_before_the_ledgers_were_joined_joins_them_when_it_is_opened(tmp_path, monkeypatch):

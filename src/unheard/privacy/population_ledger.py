@@ -299,9 +299,14 @@ class PopulationLedger:
                 self._write({"released": {"run": run, "sha256": sha256}})
 
     def remember(self) -> None:
-        """Record the position of the ledger in the store, so that a later cut of the ledger is detected."""
-        if self._home is not None:
-            store, path = self._home
+        """Record the position of the ledger in the store, so that a later cut of the ledger is detected.
+
+        It is recorded in the store that it was opened for, and in the store that it lies in.
+        """
+        places = {self._home} if self._home is not None else set()
+        if (self.path.parent / RECORD).exists():
+            places.add((self.path.parent, self.path))
+        for store, path in places:
             with _advice_on_failure(store):
                 remember_position(store, path, self.position_at(path))
 
@@ -345,12 +350,20 @@ class PopulationLedger:
             # DP: from the next line on, every charge to the other ledger is written here, also by runs that are
             # training now.
             other._write({"moved": {"to": os.path.relpath(self.path, other.path.parent)}})
+            # DP: the other ledger as it was before would take the next charges, and this one would miss them.
+            other.remember()
 
     def take_over(self, earlier: "PopulationLedger") -> None:
         """Copy the charges and the budget of the ledger of an earlier store that has some of the same users."""
         # DP: users who are in both stores keep what they were charged; a user who is only in one is counted too high.
         if earlier.path != self.path:  # equal if an earlier call was interrupted after the join
             self.join(earlier, keep_budget=True)
+        # DP: the earlier ledger was copied to this one, which was lost and begun anew.
+        elif not self._records and any(len(file) > 1 for file in earlier._came_from):
+            raise LedgerError(
+                f"{self.path} has lost the charges that were copied to it from {earlier._came_from[-1].path}. Put the "
+                "right ledger back; without it what these users have spent cannot be known."
+            )
 
     def check_cohorts(self) -> None:
         """Raise `UnprovenCombination` if several runs drew the same cohorts (`training.shared_cohorts`)."""

@@ -35,6 +35,7 @@ from unheard.privacy.population_ledger import (
     ChargedRun,
     PopulationLedger,
     known_position,
+    ledger_to_join,
     read_corpus_record,
     read_population_ledger,
     vocabulary_run,
@@ -126,6 +127,11 @@ def store_statement(store: str | Path, *, delta: float | None = None) -> dict[st
     if known_position(path.parent, path.parent / FILE) is not None:
         raise LedgerError(
             f"{path.parent / FILE} is missing: what these users have spent was recorded there. Put it back."
+        )
+    # DP: users of the earlier store have charges that are not in a ledger of this store yet.
+    if (earlier := ledger_to_join(path.parent)) is not None:
+        raise LedgerError(
+            f"{store} continues the charges in {earlier}, which are not copied yet. `unheard budget {store}` copies them."
         )
     record = read_corpus_record(path.parent)
     try:
