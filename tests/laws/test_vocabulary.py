@@ -1,6 +1,5 @@
 """A private vocabulary in a whole `prepare`: the words, their order and their number depend only on the noisy sums."""
 
-import json
 import math
 
 import numpy as np
@@ -154,6 +153,28 @@ def test_a_charge_in_the_log_of_draws_is_never_skipped(tmp_path):
             log.events()
 
 
+def test_words_that_were_drawn_are_never_without_their_charge(tmp_path):
+    logs = [ReleaseLog(folder=tmp_path, request=request * 32) for request in "ab"]
+    for log in logs:
+        log.charge([to_record(event) for event in PAID])
+        log.save(Vocabulary.of("abc"))
+    whole = logs[0].file.read_bytes()
+    assert len(logs[0].events()) == 2 * len(PAID)
+    first, second = whole.splitlines(keepends=True)
+    smaller = whole.replace(b'"noise_multiplier": ', b'"noise_multiplier": 1')
+    assert smaller != whole
+    for content in (b"", first, second, first + b"5\n", smaller, whole.replace(b"sha256", b"sha255")):
+        logs[0].file.write_bytes(content)
+        with pytest.raises(CorpusCorrupt, match="damaged"):
+            logs[0].events()
+    logs[0].file.unlink()
+    with pytest.raises(CorpusCorrupt, match="damaged"):
+        logs[0].events()
+    logs[0].file.symlink_to("nowhere")
+    with pytest.raises(CorpusCorrupt, match="damaged"):
+        logs[0].events()
+
+
 def test_words_of_different_blocks_have_noise_of_their_own(tmp_path, monkeypatch):
     """Noise is drawn for blocks of some thousand words; here each block is one word."""
     noise, real_summed, real_release = [], private_vocabulary.summed, WordRelease.release
@@ -202,8 +223,8 @@ def test_every_draw_for_a_store_is_paid_also_those_of_calls_that_failed(tmp_path
     store_with_paid_words(tmp_path / "other")
     earlier = [[to_record(e) for e in WordRelease.for_budget(eps, 1e-4, 2).events()] for eps in (1.0, 2.0)]
     (tmp_path / "s.partial").mkdir()
-    lines = [json.dumps({"request": f"another {n}", "events": events}) for n, events in enumerate(earlier)]
-    (tmp_path / "s.partial" / "releases.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    for n, events in enumerate(earlier):
+        ReleaseLog(folder=tmp_path / "s.partial", request=f"another {n}").charge(events)
     file = write_jsonl(tmp_path / "x.jsonl", rows())
     done = prepared(tmp_path, file, vocabulary=SOURCES[kind](tmp_path), splits=RULE, shards=1, out="s")
     own = {"private": WordRelease.for_budget(3.3, 1.2345e-3, 3).events(), "corpus": PAID}.get(kind, [])
@@ -238,7 +259,7 @@ def test_what_was_paid_is_on_disk_before_a_store_is_at_its_path(tmp_path, monkey
     choices = Preparation(fields=FIELDS, splits=RULE, vocabulary=word_list(tmp_path), shards=1)
     (tmp_path / "out.partial").mkdir()
     drawn = [to_record(event) for event in PAID]
-    (tmp_path / "out.partial" / "releases.jsonl").write_text(json.dumps({"request": "r", "events": drawn}) + "\n")
+    ReleaseLog(folder=tmp_path / "out.partial", request="r").charge(drawn)
     publish, before = StoreWriter.publish, []
 
     def killed(writer):

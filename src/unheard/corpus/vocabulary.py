@@ -252,20 +252,26 @@ class ReleaseLog:
         Args:
             events: The cost, as records of events.
         """
-        storage.append_line(self.file, json.dumps({"request": self.request, "events": events}).encode())
+        charge = {"request": self.request, "events": events}
+        storage.append_line(self.file, json.dumps({**charge, "sha256": _charge_digest(charge)}).encode())
 
     def events(self) -> list[dict[str, Any]]:
         """Return the events of all draws so far, for this and other requests.
 
         Raises:
-            CorpusCorrupt: The file of charges is damaged.
+            CorpusCorrupt: The file of charges is damaged, or lacks the charge of words that were drawn.
         """
-        if not self.file.is_file():
-            return []
         try:
-            lines = [json.loads(line) for line in self.file.read_bytes().splitlines()]
-            return [event for line in lines for event in line["events"]]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            lines = self.file.read_bytes().splitlines() if os.path.lexists(self.file) else []
+            charges = [json.loads(line) for line in lines]
+            drawn = {path.stem.removeprefix("released-") for path in self.folder.glob("released-*.txt")}
+            # DP: words without their charge would be free, and a charge that was changed could be too small.
+            if any(charge.pop("sha256") != _charge_digest(charge) for charge in charges):
+                raise ValueError
+            if not drawn <= {charge["request"][:16] for charge in charges}:
+                raise ValueError
+            return [event for charge in charges for event in charge["events"]]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CorpusCorrupt(
                 f"{self.file} is damaged: it records what the words that were drawn for this store have cost. "
                 "Bring back an undamaged copy."
@@ -293,6 +299,11 @@ class ReleaseLog:
     def _words(self) -> Path:
         """The file of the vocabulary that was drawn for this request."""
         return self.folder / f"released-{self.request[:16]}.txt"
+
+
+def _charge_digest(charge: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a charge in the log of releases, by which a damaged line is noticed."""
+    return hashlib.sha256(json.dumps(charge, sort_keys=True).encode()).hexdigest()
 
 
 def read_word_list(path: str | os.PathLike[str]) -> list[str]:
