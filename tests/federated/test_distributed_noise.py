@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 import dp_accounting
@@ -123,6 +124,12 @@ def test_a_sum_without_the_nodes_noise_is_never_released():
         NOISE.add(average, np.random.default_rng(1))
     with pytest.raises(PrivacyError):
         NOISE.add(replace(average, added_noise=0.99), np.random.default_rng(1))
+    for unit in (0.25, 8.0):  # the nodes' noise is in units of the sum, sigma in units of the parameters
+        scaled = BoundedAverage(units_P=torch.zeros(2, dtype=torch.int64), unit=unit, sensitivity=1.23456)
+        enough = NOISE.std(1.23456) / unit
+        assert NOISE.add(replace(scaled, added_noise=enough), np.random.default_rng(1)).noise_std == 1.23456
+        with pytest.raises(PrivacyError, match="this sum has none"):
+            NOISE.add(replace(scaled, added_noise=math.nextafter(enough, 0)), np.random.default_rng(1))
 
 
 def test_plain_training_and_central_mode_refuse_distributed_noise(run, tmp_path):

@@ -554,6 +554,22 @@ def test_a_run_is_continued_with_the_engine_that_is_asked_for_else_with_its_own(
     assert used == [asked, unheard.EngineChoice()]
 
 
+def test_no_stream_of_noise_is_taken_twice_in_the_life_of_a_seeded_run(run, tmp_path, monkeypatch):
+    """A round that is done again is another attempt, so from then on attempts and rounds have other numbers."""
+    taken, noise, save = [], ReproducibleStreams.noise, loop._ActiveRun.save
+    monkeypatch.setattr(ReproducibleStreams, "noise", lambda self, at: (taken.append(at), noise(self, at))[1])
+    going = unheard.train(reproducible(run, rounds=6), tmp_path / "r")
+    assert [next(going).round for _ in range(3)] == [1, 2, 3]
+    monkeypatch.setattr(loop._ActiveRun, "save", lambda *_: None)  # as in a killed process
+    going.close()
+    monkeypatch.setattr(loop._ActiveRun, "save", save)
+    charged = len(Ledger.read(tmp_path / "r" / "ledger.jsonl"))
+    before = len(taken)
+    assert [report.round for report in unheard.resume(tmp_path / "r")] == [3, 4, 5, 6]
+    assert sorted(taken[before:]) == list(range(charged, charged + 4))
+    assert sorted(set(taken[:before])) == sorted(taken[:before])
+
+
 def test_two_runs_of_one_seed_share_no_stream_and_one_run_repeats_to_the_bit(run, tmp_path):
     run = replace(run, ledger=tmp_path / "ledger.jsonl")
     first = reproducible(run, rounds=2)

@@ -1,5 +1,7 @@
 """Users of a store are read at the first access, and printing them shows nothing private."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,9 @@ def test_users_of_a_store_that_are_printed_show_nothing_private(drawn, model, pl
     cohort = Cohort(
         params_P=model.initial(0), users=drawn, plan=plan.at(0, model.layout), rng=reproducible_generator(1)
     )
+    listed = replace(cohort, users=[drawn[0], drawn[1]])
+    assert "users=" not in repr(cohort)
+    assert repr(listed) == repr(cohort)
     for said in (repr(drawn), str(drawn), repr([drawn]), repr(cohort), repr(drawn[1:3])):
         assert not any(number in said.split("0x")[0] for number in ("41", "17", "55"))
         assert "4 users" not in said
