@@ -44,16 +44,18 @@ def test_sigma_is_turned_into_z_by_the_sensitivity():
 def test_the_schedule_changes_what_it_names_from_its_round_on_and_nothing_else():
     scheduled = plan(
         schedule=(
-            unheard.Change(from_round=10, clip_norm=7.5),
-            unheard.Change(from_round=20, noise_std=0.03, learning_rate=2.0),
-            unheard.Change(from_round=30, noise_multiplier=4.0),
+            unheard.Change(from_round=10, clip_norm=7.4567),
+            unheard.Change(from_round=20, noise_std=0.031234, learning_rate=2.0987),
+            unheard.Change(from_round=30, noise_multiplier=4.0321),
         )
     )
     seen = [
-        (p.clip.norm, p.event().noise_multiplier, round(p.noise.std(p.sensitivity), 6), p.update.learning_rate)
+        (p.clip.norm, p.event().noise_multiplier, p.noise.std(p.sensitivity), p.update.learning_rate)
         for p in (scheduled.at(r, LAYOUT) for r in (0, 9, 10, 19, 20, 29, 30, 999))
     ]
-    first, second, third, fourth = (15, 1, 0.15, 6), (7.5, 1, 0.075, 6), (7.5, 0.4, 0.03, 2), (7.5, 4, 0.3, 2)
+    first, second = (15, 1, 0.15, 6), (7.4567, 1, 0.074567, 6)
+    third = (7.4567, 0.031234 / 0.074567, 0.031234, 2.0987)
+    fourth = (7.4567, 4.0321, 4.0321 * 0.074567, 2.0987)
     assert seen == [pytest.approx(s) for s in (first, first, second, second, third, third, fourth, fourth)]
 
 
