@@ -6,6 +6,7 @@ A test checks that the two files agree.
 """
 
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ def render(rules: dict[str, Any]) -> str:
         name: [rule for rule in listed if rule["counts"] == counts]
         for name, counts in (("paper", "paper"), ("own", "expectation"))
     }
-    content = {"amendment": [], **rules, "rule": listed, **kinds}
+    by_date = Counter(rule.get("added", rules["about"]["registered"]) for rule in listed)
+    dates = [f"{number} were registered {date}" for date, number in sorted(by_date.items())]
+    content = {"amendment": [], **rules, "rule": listed, **kinds, "counted_by_date": f"{', '.join(dates)}."}
     return TEMPLATES.get_template("rules.md").render(content)
 
 

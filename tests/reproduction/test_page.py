@@ -202,7 +202,7 @@ def test_the_page_opens_with_the_private_run_and_its_registered_rules(published)
     assert text.index('id="private-run"') < text.index('<ol class="contents">')
     assert "rule private-run" in text
     rules = {rule["name"]: rule for rule in content["rules"]}
-    assert len(rules) == 37
+    assert len(rules) == 42
     assert "q = 0.0067, 33 visits per user" in rules["private-run"]["sizes"]
     assert rules["text-tied"]["outcome"] == "not tested yet"
     assert "figure-12" in content["missing"].rows[0][1]
