@@ -28,7 +28,7 @@ SMALL_FILES = ("run.toml", *RECORDS, USERS, POSTS)
 """Files of a run folder that `collect` copies. None of them holds text."""
 STARTS = "trade-S20-*"
 """Pattern of the runs whose final models are the first models of other runs."""
-KEPT_WHOLE = ("private*", "public*", "z1-*", "baseline-C5000-*", STARTS)
+KEPT_WHOLE = ("private*", "public*", "epsilon*", "z1-*", "baseline-C5000-*", STARTS)
 """Patterns of the runs whose model and ledgers are bundled even when the run is complete."""
 PART, LIMIT = 15 * 2**20, 60 * 2**20
 """Default largest size in bytes of one file of a bundle, and of all checkpoints and models in a bundle."""
@@ -137,7 +137,10 @@ def _add_state(work: Path, folder: Path, limit: int, *, is_complete: bool) -> in
         The size of the checkpoint or model in bytes; 0 if nothing is copied.
     """
     source = work / "runs" / folder.name
-    file = _copy_state(source, folder if is_complete else folder / "checkpoints", limit, is_complete=is_complete)
+    # Past noise is secret and never copied, so a run with correlated noise in progress cannot continue elsewhere.
+    is_secret = (source / "noise").exists()
+    target = folder if is_complete else folder / "checkpoints"
+    file = None if is_secret else _copy_state(source, target, limit, is_complete=is_complete)
     if file is None:
         print(
             f"{folder.name}: {'its model' if is_complete else 'the state of the run in progress'} is left out",

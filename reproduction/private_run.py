@@ -80,7 +80,7 @@ WORDS_OF = {"20k": 20_000, "30k": 30_000}
 STEPS = ("choose-S", "private", "baseline-C5000", "table-2", "C1250")
 """Steps that the command `all` runs, in this order."""
 MORE_STEPS = ("z1-C1667", "baseline-C1667", "z1-C1250", "baseline-C1250", "trade-offs", "trade-offs-adjusted")
-MORE_STEPS += ("public", "public-start")
+MORE_STEPS += ("public", "public-start", "far", "far-public")
 """Further steps, which the batches of schedule.toml use: `public` on blogs_64, the others on reviews_81."""
 SWEEP_STEPS = ("long-noise", "long-estimators", "long-clipping", "long-clipping-curve")
 """Steps on reviews_1600_200k whose rules are read at round 500 or before, so that they are evaluated every 20 rounds."""
@@ -89,6 +89,9 @@ LONG_STEPS += ("long-users-per-round", "long-head-words", "long-dictionaries-cli
 """Steps on reviews_1600_200k, whose users have text for several local steps. They need a separate work folder."""
 BLOGS_STEPS = ("fedsgd-clipping", "fedsgd-noise", "readings", "readings-step", "text")
 """Steps on blogs_1600, the corpus `blogs` of the rules, where each user has 20 local steps."""
+FAR = {1: (2.233, 4.296, 4), 2: (1.319, 3.262, 8), 4: (0.895, 2.535, 16), 8: (0.688, 2.017, 32)}
+"""Noise of the plan of the private run by epsilon, as `unheard plan --compare-noise` solves it: z of independent noise, z
+of correlated noise, and the groups of its sampler."""
 Z1 = {1667: 10, 1250: 15}
 """S of the other private runs with z = 1, by their users per round, as in Table 2."""
 READINGS = {"growing": "model.keep_norm=false", "server": "model.keep_norm=true", "step": "model.step_norm=true"}
@@ -281,6 +284,13 @@ def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[Pa
         case "public-start":
             start = replace(_private(5000, chosen_norm(work)), after="public", is_after_public=True)
             return {f"public-start{suffix}": (start, None)}
+        case "far" | "far-public":
+            mark, starts = ("public-", {"after": "public", "is_after_public": True}) if "-" in step else ("", {})
+            return {
+                f"epsilon{epsilon}-{mark}{kind}{suffix}": (replace(run, **starts), None)
+                for epsilon in FAR
+                for kind, run in _runs_for(epsilon, chosen_norm(work)).items()
+            }
         case "z1":
             return {f"{step}{suffix}": (_private(int(size), Z1[int(size)]), None)}
         case "baseline":
@@ -345,10 +355,20 @@ def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[Pa
     return {f"{name}-seed{seed}": (run, seed) for name, run in seeded.items() for seed in SEEDS}
 
 
-def _private(users: int, norm: float) -> PaperRun:
-    """Return a run of 5,000 rounds with noise multiplier 1."""
-    changes = (f"sampling.users_per_round={users}", f"clip.norm={norm:g}", "noise.noise_multiplier=1.0")
-    return PaperRun(name=f"z1-C{users}", changes=changes, rounds=5000)
+def _private(users: int, norm: float, z: float = 1.0, *more: str) -> PaperRun:
+    """Return a run of 5,000 rounds with a noise multiplier, and with more changes to the common configuration."""
+    changes = (f"sampling.users_per_round={users}", f"clip.norm={norm:g}", f"noise.noise_multiplier={z}", *more)
+    return PaperRun(name=f"z{z:g}-C{users}", changes=changes, rounds=5000)
+
+
+def _runs_for(epsilon: int, norm: float) -> dict[str, PaperRun]:
+    """Return the private run with independent and with correlated noise at an epsilon of `FAR`, by the kind of noise."""
+    alone, correlated, groups = FAR[epsilon]
+    changes = ("sampling.kind=cyclic_poisson", f"sampling.groups={groups}", "noise.kind=correlated")
+    return {
+        "independent": _private(5000, norm, alone),
+        "correlated": _private(5000, norm, correlated, *changes, "noise.strategy=banded"),
+    }
 
 
 def chosen_norm(work: Path) -> float:

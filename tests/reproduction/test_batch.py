@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from reproduction.batch import BatchStep, read_batch, run_batch
 from reproduction.bundles import bundle, restore, unpack
-from reproduction.private_run import is_measured
+from reproduction.private_run import corpus_of, is_measured
 
 import unheard
 from reproduction import batch as batch_module
@@ -26,7 +26,7 @@ def test_every_step_of_a_batch_has_runs_and_no_run_is_trained_twice(tmp_path):
     names = []
     for batch in batches:
         for step in read_batch(batch["name"]):
-            corpus = "long/" if step.name.startswith("long-") else ""
+            corpus = "" if corpus_of(step.name) == "reviews_81" else f"{corpus_of(step.name)}/"
             runs = [f"{corpus}{name}" for name in step.runs(tmp_path, 1.0)]
             assert runs, step
             models = {str(tables["model"]) for tables in step.runs(tmp_path, 1.0).values()}
@@ -124,6 +124,17 @@ def test_a_small_bundle_keeps_the_models_that_other_runs_begin_from(tmp_path, ca
     assert runs == {"trade-S20-seed3", "then-S10-seed1", "private"}
     unpack([tmp_path / "a.tar.gz"], tmp_path / "shown")
     assert (tmp_path / "shown" / "then-S10-seed2" / "metrics.jsonl").exists()  # its evaluations are not lost
+
+
+def test_the_past_noise_of_a_run_in_progress_is_in_no_bundle(tmp_path, capsys):
+    work = tmp_path / "work"
+    make_work(work, {"epsilon8-correlated": False, "epsilon8-independent": True})
+    (work / "runs" / "epsilon8-correlated" / "noise").mkdir()
+    bundle(work, tmp_path / "a.tar.gz")
+    assert "epsilon8-correlated: the state of the run in progress is left out" in capsys.readouterr().out
+    (_, kept) = unpack([tmp_path / "a.tar.gz", tmp_path / "a.tar.gz.state"], tmp_path / "out")
+    assert (kept / "model.safetensors").exists()
+    assert not (tmp_path / "out" / "epsilon8-correlated" / "checkpoints").exists()
 
 
 def test_a_bundle_of_a_run_that_trains_can_be_restored_and_continues(run, tmp_path):

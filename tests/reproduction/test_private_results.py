@@ -17,6 +17,8 @@ from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import SPECIALS, Vocabulary
 from unheard.evaluation.measures import score
 from unheard.evaluation.next_word import evaluate
+from unheard.privacy.accountants import epsilon
+from unheard.privacy.events import PoissonGaussian
 from unheard.updates.user_update import User
 
 USERS, TARGETS = 4000, 60
@@ -440,6 +442,24 @@ def test_rules_without_a_figure_can_hold_fail_and_stay_open(tmp_path, values, ex
     assert "41.6 % of the parameters saved" in judged["text-tied"].reason
     (table,) = private_tables.text_table(tmp_path)
     assert table.rows[0][0] == "S = 15, vectors of norm 1 that grow"
+
+
+def test_runs_at_an_epsilon_spend_no_more_and_have_secure_noise(tmp_path):
+    (tmp_path / "chosen_S.json").write_text('{"S": 8}')
+    for step, prefix in (("far", ""), ("far-public", "public-")):
+        runs = runs_of(step, tmp_path, repetition=2)
+        for claim, (alone, correlated, groups) in private_run.FAR.items():
+            first = runs[f"epsilon{claim}-{prefix}independent-repetition2"]
+            second = runs[f"epsilon{claim}-{prefix}correlated-repetition2"]
+            assert first["noise"] == {"kind": "gaussian", "noise_multiplier": alone}
+            assert second["noise"] == {"kind": "correlated", "noise_multiplier": correlated, "strategy": "banded"}
+            assert second["sampling"] == {"kind": "cyclic_poisson", "users_per_round": 5000, "groups": groups}
+            for q, z, times in ((5000, alone, 5000), (5000 * groups, correlated, -(-5000 // groups))):
+                event = PoissonGaussian(sampling_prob=q / 750_947, noise_multiplier=z)
+                assert 0.99 * claim < epsilon([(event, times)], 750_947**-1.1, "pld") <= claim
+            for run in (first, second):
+                assert "reproducible_seed" not in run["training"]
+                assert run["training"].get("init_is_public", False) is bool(prefix)
 
 
 def test_vectors_of_norm_1_that_never_catch_up_contradict_the_paper(tmp_path):
