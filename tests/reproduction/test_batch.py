@@ -92,7 +92,7 @@ def test_the_results_of_a_bundle_survive_the_loss_of_a_part_of_the_state(tmp_pat
     make_work(work, {"then-S10-seed1": False, "then-S10-seed2": False})
     files = bundle(work, tmp_path / "a.tar.gz", part=2000)
     with pytest.raises(SystemExit, match=r"a\.tar\.gz\.state: a part is missing"):
-        unpack(files[:-1], out)
+        unpack(files[:-2], out)  # the last part alone may hold nothing but padding
     for name in ("then-S10-seed1", "then-S10-seed2"):
         assert (out / name / "metrics.jsonl").read_bytes() == (work / "runs" / name / "metrics.jsonl").read_bytes()
 
