@@ -61,7 +61,8 @@ WORDS = 64
 CANDIDATES = (2, 4, 8, 12, 16)
 """Values of S among which the rule private-S chooses."""
 POPULATIONS = {"reviews_81": 750_947, "blogs_64": 260_000, "reviews_1600_200k": 191_709, "blogs_1600": 10_229}
-POPULATIONS |= dict.fromkeys(("reviews_1600_200k_20k", "reviews_1600_200k_30k"), 191_709) | {"scotus_for_blogs": 8_100}
+POPULATIONS |= dict.fromkeys(("reviews_1600_200k_20k", "reviews_1600_200k_30k"), 191_709)
+POPULATIONS |= {"scotus_for_blogs": 8_100, "blogs_1600_characters": 10_229}
 """Declared population of each corpus."""
 PREPARE = ["--user-field", "user", "--text-field", "text", "--time-field", "time"]
 """Registered options of `unheard prepare` that are the same for all corpora."""
@@ -77,6 +78,10 @@ SOURCES = {"blogs_64": "blogs_1600", "scotus_for_blogs": "scotus_1600"}
 """Name of the file of a corpus, without its ending, where it is not the name of the corpus."""
 WORDS_OF = {"20k": 20_000, "30k": 30_000}
 """Words of the larger dictionaries, by the role of the corpus (`PaperRun.corpus`), which ends the name of its store."""
+VARIANTS = {role: ["--vocab-size", str(size)] for role, size in WORDS_OF.items()} | {
+    "characters": ["--tokens", "characters"]
+}
+"""Options of `unheard prepare` of each role that a corpus has a store of its own for."""
 STEPS = ("choose-S", "private", "baseline-C5000", "table-2", "C1250")
 """Steps that the command `all` runs, in this order."""
 MORE_STEPS = ("z1-C1667", "baseline-C1667", "z1-C1250", "baseline-C1250", "trade-offs", "trade-offs-adjusted")
@@ -87,7 +92,16 @@ SWEEP_STEPS = ("long-noise", "long-estimators", "long-clipping", "long-clipping-
 LONG_STEPS = ("long-table-2", "long-C1250", "long-trade-offs", "long-trade-offs-adjusted", *SWEEP_STEPS)
 LONG_STEPS += ("long-users-per-round", "long-head-words", "long-dictionaries-clipping", "long-dictionaries-noise")
 """Steps on reviews_1600_200k, whose users have text for several local steps. They need a separate work folder."""
-BLOGS_STEPS = ("fedsgd-clipping", "fedsgd-noise", "readings", "readings-step", "text")
+BLOGS_STEPS = (
+    "fedsgd-clipping",
+    "fedsgd-noise",
+    "readings",
+    "readings-step",
+    "text",
+    "larger-S",
+    "adaptive",
+    "other-models",
+)
 """Steps on blogs_1600, the corpus `blogs` of the rules, where each user has 20 local steps."""
 FAR = {1: (2.233, 4.296, 4), 2: (1.319, 3.262, 8), 4: (0.895, 2.535, 16), 8: (0.688, 2.017, 32)}
 """Noise of the plan of the private run by epsilon, as `unheard plan --compare-noise` solves it: z of independent noise, z
@@ -143,13 +157,12 @@ def prepare(data: Path, work: Path, corpora: Sequence[str]) -> None:
     work.mkdir(parents=True, exist_ok=True)
     for name in (name for name in corpora if not (work / name).exists()):
         corpus, _, role = name.rpartition("_")
-        source = _file_of(data, SOURCES.get(name) or (corpus if role in WORDS_OF else name))
+        source = _file_of(data, SOURCES.get(name) or (corpus if role in VARIANTS else name))
         if name == "blogs_64":
             print(f"{segments(source, work / 'blogs_64.jsonl'):,} segments", flush=True)
             source = work / "blogs_64.jsonl"
         out = work / ("scotus_1600" if name == "scotus_for_blogs" else name)
-        size = ["--vocab-size", str(WORDS_OF[role])] if role in WORDS_OF else []
-        options = [*PREPARE, *CUT.get(name, CUT.get(corpus, [])), *size, "--out", str(out)]
+        options = [*PREPARE, *CUT.get(name, CUT.get(corpus, [])), *VARIANTS.get(role, []), "--out", str(out)]
         if not out.exists():
             subprocess.run([sys.executable, "-m", "unheard", "prepare", str(source), *options], check=True)
         if name == "scotus_for_blogs":
@@ -208,6 +221,8 @@ def run_tables(
     every, checkpoint_every = (max(1, round(rounds * scale)) for rounds in (evaluated_every, 500))
     tables = common_tables(work / corpus, POPULATIONS[corpus], vocabulary_size=WORDS_OF.get(run.corpus, 10_000))
     tables["model"] |= {"unit_norm": True, "keep_norm": False}
+    if run.corpus == "characters":  # the run takes the number of characters from its store
+        del tables["model"]["vocabulary_size"]
     for change in run.changes:
         set_key(tables, change.replace(POPULATION, str(POPULATIONS[corpus])))
     tables["sampling"]["users_per_round"] = max(4, round(run.users * scale))
@@ -349,6 +364,14 @@ def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[Pa
             other = variant("other", baseline(rounds=SWEEP), corpus="other")
             runs = [*RUNS["update-penalty"][1:], RUNS["tied-embeddings"][1], other]
             seeded = {run.name: run for run in runs}
+        case "larger-S":
+            # Those with S = 15, and those with S = 20 without noise, are runs of `readings` and of Figure 9.
+            seeded = {run.name: run for run in (noised(20, 0.003), noised(30, 0.003), clipped(30))}
+        case "adaptive":
+            seeded = {f"trade-S{norm:g}": replace(traded(norm), rounds=SWEEP) for norm in TRADES}
+            seeded["adaptive-z0.06"] = RUNS["adaptive-clipping"][-1]
+        case "other-models":
+            seeded = {run.name: run for run in RUNS[step]}
         case _:
             every_step = ", ".join((*STEPS, *MORE_STEPS, *LONG_STEPS, *BLOGS_STEPS))
             raise SystemExit(f"There is no step {step}: choose from {every_step}.")
