@@ -302,7 +302,9 @@ def _composed(delta: float) -> dict[str, Any]:
     Their results are published together, so their costs add up. The rounds of the interrupted run count as well.
     """
     runs = [
-        folder for name in ("private", "public-start", *(f"z1-C{users}" for users in Z1)) for folder in folders_of(name)
+        folder
+        for name in ("private", "public-start", "epsilon", *(f"z1-C{users}" for users in Z1))
+        for folder in folders_of(name)
     ]
     charged = {folder.name: charges(folder) for folder in runs if (folder / "ledger.jsonl").exists()}
     lost = charges(INTERRUPTED / "private")

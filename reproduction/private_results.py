@@ -11,6 +11,7 @@ users with the variation between repetitions. If there are fewer repetitions tha
 single-seed margin is added to the interval.
 """
 
+import functools
 import itertools
 import json
 import math
@@ -25,7 +26,7 @@ from scipy.stats import rankdata
 
 from reproduction.bootstrap import half_width, interval, load, resampled_accuracy
 from reproduction.printed import TABLE_1, TABLE_2, by_accountant, moments
-from reproduction.private_run import CANDIDATES, WORDS_OF, read_metrics, smoothed
+from reproduction.private_run import CANDIDATES, FAR, WORDS_OF, read_metrics, smoothed
 from reproduction.recipes import TRADES
 from reproduction.render_rules import load as load_rules
 from unheard.privacy.accountants import epsilon
@@ -390,6 +391,75 @@ def public_start(root: Path) -> RuleVerdict:
     if first is None:
         return RuleVerdict("did not hold", f"the public start does not reach {target:.2f} % in {at:,} rounds.")
     return joined((first / at <= rule["threshold"], f"{target:.2f} % after {first:,} of {at:,} rounds"))
+
+
+def far(root: Path, rule: str, first: str, second: str, sign: int = 1) -> RuleVerdict:
+    """Apply one of the rules expect-far-cost, expect-far-correlated and expect-far-public.
+
+    Args:
+        root: Folder of the results on reviews_81.
+        rule: Name of the rule.
+        first: Name of a run.
+        second: Name of the run that it is compared with.
+        sign: 1 if the first must be better by the threshold; -1 if it may be worse by the threshold.
+    """
+    return joined(compare(rule, first, second, root, least=sign * RULES[rule]["threshold"]))
+
+
+def lora_results(root: Path) -> dict[float | None, list[dict[str, Any]]]:
+    """Return the results of `benchmarks/llm_finetuning.py` on reviews_81 by epsilon; None is the run without noise.
+
+    Args:
+        root: Folder of the results on reviews_81.
+    """
+    file = root / "smollm2" / "results.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    by_epsilon: dict[float | None, list[dict[str, Any]]] = {}
+    for line in lines:
+        if line["kind"] == "users":
+            by_epsilon.setdefault(line["epsilon"], []).append(line)
+    return by_epsilon
+
+
+def far_lora(root: Path) -> RuleVerdict:
+    """Apply rule expect-far-lora: at no epsilon does noise cost a fine-tuned SmolLM2 much of its accuracy per token."""
+    rule, lines = RULES["expect-far-lora"], lora_results(root)
+    tops = {claim: [100 * line["metrics"]["accuracy_top1"] for line in some] for claim, some in lines.items()}
+    if absent := [f"epsilon {claim}" for claim in FAR if len(tops.get(claim, [])) < 2]:
+        return RuleVerdict("cannot tell", f"Missing: two repetitions of SmolLM2 at {', '.join(absent)}.")
+    if len(free := tops.get(None, [])) < 2:
+        return RuleVerdict("cannot tell", "Missing: two repetitions of SmolLM2 without noise.")
+    parts = []
+    for claim in FAR:
+        errors = (np.std(values, ddof=1) / math.sqrt(len(values)) for values in (free, tops[claim]))
+        is_short = min(len(free), len(tops[claim])) < rule["seeds"]
+        lost = Measured(float(np.mean(free) - np.mean(tops[claim])), 1.96 * math.hypot(*errors), is_short)
+        parts.append((lost.is_between(None, rule["threshold"]), f"the cost of epsilon {claim}: {lost}"))
+    return joined(*parts)
+
+
+def word_hits(root: Path) -> dict[str, list[int]]:
+    """Return what `benchmarks/next_words.py` wrote: for each model, whether its first suggestion was right at each place.
+
+    Args:
+        root: Folder of the results on reviews_81.
+    """
+    file = root / "next_words.json"
+    return json.loads(file.read_text())["hits"] if file.exists() else {}
+
+
+def far_words(root: Path) -> RuleVerdict:
+    """Apply rule expect-far-words: at every epsilon the keyboard suggests more right words with SmolLM2 than with the LSTM."""
+    hits, parts = word_hits(root), []
+    for claim in FAR:
+        pair = [np.array(hits.get(f"{kind}, epsilon {claim}", [])) for kind in ("SmolLM2", "LSTM")]
+        if not all(len(one) for one in pair):
+            return RuleVerdict("cannot tell", f"Missing: next words of both models at epsilon {claim}.")
+        drawn = [resampled_accuracy([{"targets": np.ones(len(one)), "hits": one}]) for one in pair]
+        low, high = interval(np.asarray(drawn[0] - drawn[1]))
+        gain = Measured(100 * float(pair[0].mean() - pair[1].mean()), 50 * (high - low), is_short=False)
+        parts.append((gain.is_between(RULES["expect-far-words"]["threshold"]), f"epsilon {claim}: {gain}"))
+    return joined(*parts)
 
 
 def table_2_cost(root: Path, reading: str = "") -> RuleVerdict:
@@ -817,6 +887,49 @@ def text_unit_norm(root: Path, reading: str = "growing-") -> RuleVerdict:
     return joined(_has_learned(free, at, root), (ratio >= rule["threshold"] if is_clear else None, words))
 
 
+def larger_norm(root: Path) -> RuleVerdict:
+    """Apply rule expect-larger-S: at sigma = 0.003 the better of S = 20 and S = 30 costs at most 0.75 times as much as S = 15.
+
+    The interval is that of the difference between 0.75 times the cost of S = 15 and the cost of the better one.
+    """
+    rule, (at,) = RULES["expect-larger-S"], RULES["expect-larger-S"]["read_at"]
+    share, baseline, first = rule["threshold"], "growing-baseline-seed", "growing-S15-sigma0.003-seed"
+    best = max(LARGER, key=lambda name: mean_accuracy(name, at, root))
+    paid = difference(rule["id"], baseline, first, [at], root)
+    left = combined(rule["id"], {best: 1, baseline: share - 1, first: -share}, at, root)
+    words = f"{share:g} of that minus the cost of {best.removesuffix('-seed')}: {left}"
+    return joined(
+        _has_learned(baseline, at, root),
+        (paid.is_between(0.0) or None, f"S = 15 costs {paid}"),
+        (left.is_between(0.0), words),
+    )
+
+
+def adaptive_clip(root: Path) -> RuleVerdict:
+    """Apply rule expect-adaptive: the adaptive clip is nearly as good as the best fixed S."""
+    rule, (at,) = RULES["expect-adaptive"], RULES["expect-adaptive"]["read_at"]
+    best = max((f"trade-S{norm:g}-seed" for norm in TRADES), key=lambda name: mean_accuracy(name, at, root))
+    gap = compare(rule["id"], "adaptive-z0.06-seed", best, root, least=-rule["threshold"])
+    return joined(_has_learned(best, at, root), gap)
+
+
+def other_models(root: Path) -> RuleVerdict:
+    """Apply rule expect-other-models: sigma = 0.003 costs a GRU and a character model little."""
+    rule, (at,), parts = RULES["expect-other-models"], RULES["expect-other-models"]["read_at"], []
+    for kind in ("gru", "characters"):
+        free = (f"{kind}-baseline-seed", f"{kind}-flat-S15-seed")
+        best = max(free, key=lambda name: mean_accuracy(name, at, root))
+        parts.append(_has_learned(best, at, root))
+        parts.append(compare(rule["id"], f"{kind}-flat-S15-sigma0.003-seed", best, root, least=-rule["threshold"]))
+    return joined(*parts)
+
+
+LARGER = ("flat-S20-sigma0.003-seed", "flat-S30-sigma0.003-seed")
+"""The runs of rule expect-larger-S with a larger S than 15."""
+OTHER_MODELS = tuple(
+    f"{kind}-{run}-seed" for kind in ("gru", "characters") for run in ("baseline", "flat-S15", "flat-S15-sigma0.003")
+)
+"""The runs of rule expect-other-models."""
 PENALTIES = ("flat-S15-penalty0.001-seed", "flat-S15-penalty0.01-seed")
 """The runs with a penalty on the update."""
 OF_READINGS = {
@@ -835,6 +948,16 @@ JUDGES = {
     "table-2-cost": (table_2_cost, {name: 5000 for name in SEEDED.values() if name != "estimate-seed"}),
     "figure-7": (figure_7, {"S15-sigma0.012-C1250-seed": 3000, "S15-sigma0.012-seed": 3000}),
     "expect-public-start": (public_start, {"private": 5000, "public-start": 5000}),
+    **{
+        rule: (functools.partial(far, rule=rule, first=first, second=second, sign=sign), {first: 5000, second: 5000})
+        for rule, first, second, sign in (
+            ("expect-far-cost", "epsilon8-correlated", "baseline-C5000-seed", -1),
+            ("expect-far-correlated", "epsilon8-correlated", "epsilon8-independent", 1),
+            ("expect-far-public", "epsilon1-public-correlated", "epsilon1-correlated", 1),
+        )
+    },
+    "expect-far-lora": (far_lora, {}),
+    "expect-far-words": (far_words, {}),
 }
 """The function that applies each rule on reviews_81, and the round that each run that it needs must have reached."""
 LONG_JUDGES = {
@@ -882,6 +1005,15 @@ BLOGS_JUDGES = {
     "text-penalty": (text_penalty, dict.fromkeys((*PENALTIES, "growing-flat-S15-seed"), 3000)),
     "text-tied": (text_tied, dict.fromkeys(("untied-baseline-seed", "growing-baseline-seed"), 3000)),
     "text-unit-norm": (text_unit_norm, dict.fromkeys(("free-flat-S15-seed", "growing-flat-S15-seed"), 3000)),
+    "expect-larger-S": (
+        larger_norm,
+        dict.fromkeys(("growing-baseline-seed", "growing-S15-sigma0.003-seed", *LARGER), 3000),
+    ),
+    "expect-adaptive": (
+        adaptive_clip,
+        dict.fromkeys(("adaptive-z0.06-seed", *(f"trade-S{norm:g}-seed" for norm in TRADES)), 3000),
+    ),
+    "expect-other-models": (other_models, dict.fromkeys(OTHER_MODELS, 3000)),
 }
 """The same for the rules on blogs."""
 

@@ -6,6 +6,7 @@
     table_2(), figure_7_table(), trade_offs_tables()    # tables and figures of the paper
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from reproduction.private_results import (
     NO_CLIP,
     NOISED,
     OF_READINGS,
+    OTHER_MODELS,
     REVIEWS,
     SEEDED,
     accuracy,
@@ -31,10 +33,12 @@ from reproduction.private_results import (
     complete,
     cost,
     folders_of,
+    lora_results,
     mean_head_words,
     sittings,
     spent,
     verdict_of_reading,
+    word_hits,
 )
 from reproduction.recipes import CLIPS, SWEPT_CLIPS, SWEPT_NOISES, TRADES, TRADES_PER_LAYER
 from unheard.report.tables import Table
@@ -64,8 +68,8 @@ def all_tables(root: Path = REVIEWS) -> list[Table]:
     """
     long = [table_2(LONG), figure_7_table(LONG)] if folders_of("baseline-seed", LONG) else []
     more = [*figure_6_table(LONG), *table_3(LONG), *dictionaries_tables(LONG), *fedsgd_tables(LONG_BLOGS)]
-    more += [*readings_tables(LONG_BLOGS), *text_table(LONG_BLOGS)]
-    reviews = [cohorts_table(root), repetitions_table(root), table_2(root), figure_7_table(root)]
+    more += [*readings_tables(LONG_BLOGS), *text_tables(LONG_BLOGS)]
+    reviews = [cohorts_table(root), *far_tables(root), repetitions_table(root), table_2(root), figure_7_table(root)]
     return [*reviews, *trade_offs_tables(root), *long, *trade_offs_tables(LONG), *sweep_tables(LONG), *more]
 
 
@@ -133,6 +137,58 @@ def cohorts_table(root: Path = REVIEWS) -> Table:
         "with S = 15, 10 and 15. The paper estimated the costs of 5,000 and 1,667 users per round with 100 users per round, "
         "and trained 1,250.",
     )
+
+
+def far_tables(root: Path = REVIEWS) -> list[Table]:
+    """Return tables of how far one can go: by epsilon the accuracy of the LSTM, of a fine-tuned SmolLM2, and next words.
+
+    Tables without results are left out.
+
+    Args:
+        root: Folder of the results on reviews_81.
+    """
+    kinds, tables, q = ("independent", "correlated", "public-independent", "public-correlated"), [], 5000 / POPULATION
+    rows = []
+    for epsilon in private_run.FAR:
+        runs = {kind: folders_of(f"epsilon{epsilon}-{kind}", root) for kind in kinds}
+        whole = [
+            folder for folders in runs.values() for folder in folders if folder in complete(folder.name, ROUNDS, root)
+        ]
+        if any(runs.values()):
+            gain = cost(f"epsilon{epsilon}-independent", f"epsilon{epsilon}-correlated", ROUNDS, root)
+            cells = (_mean_cell(folders, ROUNDS) for folders in runs.values())
+            rows.append((f"ε = {epsilon}", *cells, gain or "", _epsilons(whole)))
+    columns = (
+        "",
+        "independent",
+        "correlated",
+        "public, independent",
+        "public, correlated",
+        "gain, points",
+        "ε, PLD / RDP",
+    )
+    note = f"5,000 users per round, 5,000 rounds, S = 8: q = {q:.2g}, {q * ROUNDS:.1f} visits per user. δ = 3.4e-7. Public: "
+    note += "started from a model of blogs. Gain: correlated minus independent noise, with its 95 % interval."
+    title = "How far one can go: accuracy of the LSTM by ε and kind of noise"
+    tables += [Table(title=title, columns=columns, rows=rows, note=note)] if rows else []
+    rows, lines = [], lora_results(root)
+    for epsilon, some in sorted(lines.items(), key=lambda item: item[0] or math.inf):
+        first, top = some[0], [100 * line["metrics"]["accuracy_top1"] for line in some]
+        q, rounds = first["settings"]["users_per_round"] / first["population"], first["settings"]["rounds"]
+        spread = f" ± {np.std(top, ddof=1):.2f}" if len(top) > 1 else ""
+        claimed = "" if epsilon is None else f"{max(line['claimed']['epsilon'] for line in some):.2f}"
+        label, z = ("no noise", "") if epsilon is None else (f"ε = {epsilon:g}", f"{first['noise_multiplier']:.3f}")
+        rows.append((label, f"{len(some)}", f"{np.mean(top):.2f}{spread} %", claimed, z, f"{q:.2g}, {q * rounds:.2g}"))
+    columns = ("", "runs", "top-1 per token", "ε spent", "z", "q, visits per user")
+    note = (
+        "135 million parameters, LoRA of rank 8, by benchmarks/llm_finetuning.py. Its tokens are pieces of words: the "
+    )
+    note += "figures do not compare with those of the LSTM. The base may have read these reviews."
+    title = "How far one can go: SmolLM2 fine-tuned on reviews_81"
+    tables += [Table(title=title, columns=columns, rows=rows, note=note)] if rows else []
+    rows = [(name, f"{len(hits):,}", f"{100 * np.mean(hits):.1f} %") for name, hits in word_hits(root).items()]
+    title, columns = "How far one can go: next words that the keyboard suggests first", ("model", "places", "right")
+    return tables + ([Table(title=title, columns=columns, rows=rows)] if rows else [])
 
 
 def repetitions_table(root: Path = REVIEWS) -> Table:
@@ -370,30 +426,58 @@ def readings_tables(root: Path) -> list[Table]:
 
 
 TEXT = {
-    "S = 15, vectors of norm 1 that grow": "growing-flat-S15-seed",
-    "S = 15, the server projects vectors": "server-flat-S15-seed",
-    "S = 15, users project vectors after each step": "step-flat-S15-seed",
-    "S = 15, free vectors": "free-flat-S15-seed",
-    "S = 15, penalty 0.001": "flat-S15-penalty0.001-seed",
-    "S = 15, penalty 0.01": "flat-S15-penalty0.01-seed",
-    "baseline, tied": "growing-baseline-seed",
-    "baseline, untied": "untied-baseline-seed",
-    "baseline, trained on the other corpus": "other-baseline-seed",
+    "Penalty, tied embeddings, word vectors and another corpus": {
+        "S = 15, vectors of norm 1 that grow": "growing-flat-S15-seed",
+        "S = 15, the server projects vectors": "server-flat-S15-seed",
+        "S = 15, users project vectors after each step": "step-flat-S15-seed",
+        "S = 15, free vectors": "free-flat-S15-seed",
+        "S = 15, penalty 0.001": "flat-S15-penalty0.001-seed",
+        "S = 15, penalty 0.01": "flat-S15-penalty0.01-seed",
+        "baseline, tied": "growing-baseline-seed",
+        "baseline, untied": "untied-baseline-seed",
+        "baseline, trained on the other corpus": "other-baseline-seed",
+    },
+    "Larger S with σ = 0.003": {
+        "baseline": "growing-baseline-seed",
+        "S = 15": "growing-S15-sigma0.003-seed",
+        "S = 20": "flat-S20-sigma0.003-seed",
+        "S = 30": "flat-S30-sigma0.003-seed",
+        "S = 20, no noise": "flat-S20-seed",
+        "S = 30, no noise": "flat-S30-seed",
+    },
+    "Adaptive clip at z = 0.06": {
+        "adaptive": "adaptive-z0.06-seed",
+        **{f"S = {norm:g}": f"trade-S{norm:g}-seed" for norm in TRADES},
+    },
+    "A GRU and a character model": dict(
+        zip(
+            (f"{kind}, {run}" for kind in ("GRU", "characters") for run in ("no clip", "S = 15", "S = 15, σ = 0.003")),
+            OTHER_MODELS,
+            strict=True,
+        )
+    ),
 }
-"""The runs of the rules `text-…`: the prefix of their folders by label."""
+"""The runs of the rules `text-…` and `expect-…` on blogs: for each table the prefix of their folders by label."""
 
 
-def text_table(root: Path) -> list[Table]:
-    """Return a table of the runs behind sentences of the paper without a figure; no table if fewer than two have results.
+def text_tables(root: Path) -> list[Table]:
+    """Return tables of the runs behind sentences of the paper without a figure and behind expectations of our own.
+
+    A table is left out if only the runs that others share with it have results.
 
     Args:
         root: Folder of the results, which has the name of the corpus.
     """
-    marks = (500, 1000, 2000, 3000)
-    rows, columns = _rows(TEXT, marks, root), ("", *(f"round {at:,}" for at in marks))
-    title = f"Penalty, tied embeddings, word vectors and another corpus{_on(root)}"
-    note = "Evaluated on held-out bloggers. 100 users per round. ± is the standard deviation over seeds."
-    return [Table(title=title, columns=columns, rows=rows, note=note)] if len(rows) > 1 else []
+    marks, tables, shared = (500, 1000, 2000, 3000), [], ("growing-", "flat-S20-seed")
+    columns = ("", *(f"round {at:,}" for at in marks))
+    note = f"Evaluated on held-out bloggers. 100 users per round: q = {_q(root):.2g}, {_q(root) * 3000:.2g} visits per user. "
+    note += "± is the standard deviation over seeds."
+    for title, labels in TEXT.items():
+        if any(folders_of(name, root) for name in labels.values() if not name.startswith(shared)):
+            tables.append(
+                Table(title=f"{title}{_on(root)}", columns=columns, rows=_rows(labels, marks, root), note=note)
+            )
+    return tables
 
 
 def table_3(root: Path) -> list[Table]:

@@ -44,7 +44,7 @@ def make_run(folder: Path, at: dict[int, float], rounds: int = 5000) -> None:
     targets_U = np.full(USERS, TARGETS)
     more = {"words": targets_U, "word_hits": hits_U, "plain": targets_U, "plain_hits": hits_U}
     np.savez(folder / "per_user.npz", targets=targets_U, hits=hits_U, **more)  # pyright: ignore[reportArgumentType]
-    if folder.name.startswith(("private", "z1")):
+    if folder.name.startswith(("private", "z1", "epsilon")):
         event = {"kind": "poisson_gaussian", "sampling_prob": 5000 / 750_947, "noise_multiplier": 1.0}
         lines = [json.dumps({"round": number, "event": event}) for number in range(rounds)]
         (folder / "ledger.jsonl").write_text("\n".join(['{"facts": {}}', *lines]) + "\n")
@@ -359,8 +359,11 @@ def test_steps_on_blogs_are_those_of_the_rules(tmp_path):
         assert run["sampling"]["users_per_round"] == (50 if is_fedsgd else 100)
         assert (run["training"]["rounds"], run["evaluation"]["every"]) == (3000, 100)
     needed = {name for _, needs in private_results.BLOGS_JUDGES.values() for name in needs}
-    others = [name for step in ("readings", "readings-step", "text") for name in runs_of(step, tmp_path)]
-    assert needed <= {name.removesuffix("1") for name in [*clips, *noise, *others]}
+    runs = {name: run for step in private_run.BLOGS_STEPS for name, run in runs_of(step, tmp_path).items()}
+    assert needed <= {name.removesuffix("1") for name in runs}
+    assert runs["characters-flat-S15-seed2"]["corpus"]["path"] == str(tmp_path / "blogs_1600_characters")
+    assert "vocabulary_size" not in runs["characters-flat-S15-seed2"]["model"]
+    assert runs["gru-baseline-seed1"]["model"]["kind"] == "tied_gru"
 
 
 @pytest.mark.parametrize(
@@ -440,8 +443,94 @@ def test_rules_without_a_figure_can_hold_fail_and_stay_open(tmp_path, values, ex
     judged = private_results.verdicts(private_results.REVIEWS, private_results.LONG, tmp_path)
     assert tuple(judged[rule].outcome for rule in rules) == expected
     assert "41.6 % of the parameters saved" in judged["text-tied"].reason
-    (table,) = private_tables.text_table(tmp_path)
+    (table,) = private_tables.text_tables(tmp_path)
     assert table.rows[0][0] == "S = 15, vectors of norm 1 that grow"
+
+
+@pytest.mark.parametrize(
+    ("larger", "adaptive", "noised", "expected"),
+    [
+        (19.8, 18.9, 18.8, ("held", "held", "held")),
+        (19.05, 18.0, 17.0, ("did not hold", "did not hold", "did not hold")),
+        (19.25, 18.75, 18.5, ("cannot tell", "cannot tell", "cannot tell")),
+    ],
+)
+def test_expectations_on_blogs_can_hold_fail_and_stay_open(tmp_path, larger, adaptive, noised, expected):
+    levels = {"growing-baseline": 20.0, "growing-S15-sigma0.003": 19.0, "flat-S20-sigma0.003": 18.5}
+    levels |= {"flat-S30-sigma0.003": larger, "adaptive-z0.06": adaptive}
+    levels |= {f"trade-S{norm:g}": 19.0 if norm == 10 else 18.0 for norm in private_run.TRADES}
+    levels |= {f"{kind}-{run}": 18.0 for kind in ("gru", "characters") for run in ("baseline", "flat-S15-sigma0.003")}
+    levels |= {"gru-flat-S15": 17.0, "characters-flat-S15": 19.0, "characters-flat-S15-sigma0.003": noised}
+    for name, value in levels.items():
+        make_seeds(tmp_path, name, {100: value, 3000: value})
+    judged = private_results.verdicts(private_results.REVIEWS, private_results.LONG, tmp_path)
+    rules = ("expect-larger-S", "expect-adaptive", "expect-other-models")
+    assert tuple(judged[rule].outcome for rule in rules) == expected
+    titles = [table.title for table in private_tables.text_tables(tmp_path)]
+    assert [title.split()[0] for title in titles] == ["Larger", "Adaptive", "A"]
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        ((26.0, 25.0, 24.5, 24.0), ("held", "held", "held")),
+        ((25.0, 24.9, 24.0, 24.1), ("did not hold", "did not hold", "did not hold")),
+        ((25.5, 25.25, 24.35, 24.1), ("cannot tell", "cannot tell", "cannot tell")),
+    ],
+)
+def test_how_far_one_can_go_can_hold_fail_and_stay_open(tmp_path, levels, expected):
+    names = ("epsilon8-correlated", "epsilon8-independent", "epsilon1-public-correlated", "epsilon1-correlated")
+    for number in (1, 2, 3):
+        make_run(tmp_path / f"baseline-C5000-seed{number}", flat(26))
+        for name, value in zip(names, levels, strict=True):
+            make_run(tmp_path / (name if number == 1 else f"{name}-repetition{number}"), flat(value))
+    rules = ("expect-far-cost", "expect-far-correlated", "expect-far-public")
+    assert tuple(outcome(rule, tmp_path) for rule in rules) == expected
+    (table,) = private_tables.far_tables(tmp_path)
+    assert [row[0] for row in table.rows] == ["ε = 1", "ε = 8"]
+    assert table.rows[1][1:4] == (f"{levels[1]:.2f} ± 0.00 %", f"{levels[0]:.2f} ± 0.00 %", "not run")
+    assert table.rows[1][5].startswith(f"{levels[0] - levels[1]:.2f} (")
+    assert table.rows[1][6] == "3.18 / 3.44"
+
+
+def make_lora(place: Path, tops: dict[float | None, float], seeds: int = 3) -> None:
+    """Write results of SmolLM2 by epsilon, and next words of which each model has the given share right."""
+    settings, lines = {"users_per_round": 2000, "rounds": 100}, [{"kind": "base", "metrics": {"accuracy_top1": 0.3}}]
+    for claim, top in tops.items():
+        for seed in range(1, seeds + 1):
+            metrics = {"accuracy_top1": top / 100 + 1e-5 * seed}
+            line = {"kind": "users", "epsilon": claim, "seed": seed, "metrics": metrics, "settings": settings}
+            spent = {"epsilon": "infinity" if claim is None else claim}
+            lines.append(line | {"population": 750_000, "claimed": spent, "noise_multiplier": 0.5})
+    (place / "smollm2").mkdir()
+    (place / "smollm2" / "results.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("at_1", "seeds", "expected"), [(39.9, 3, "held"), (39.0, 3, "did not hold"), (39.9, 1, "cannot tell")]
+)
+def test_noise_may_cost_smollm2_little_or_much(tmp_path, at_1, seeds, expected):
+    make_lora(tmp_path, {None: 40.0, 8.0: 40.0, 4.0: 40.0, 2.0: 40.0, 1.0: at_1}, seeds)
+    assert outcome("expect-far-lora", tmp_path) == expected
+    (table,) = private_tables.far_tables(tmp_path)
+    assert [row[0] for row in table.rows] == ["ε = 1", "ε = 2", "ε = 4", "ε = 8", "no noise"]
+    assert table.rows[0][3:] == ("1.00", "0.500", "0.0027, 0.27")
+
+
+@pytest.mark.parametrize(("lora", "expected"), [(0.5, "held"), (0.1, "did not hold"), (0.31, "cannot tell")])
+def test_next_words_compare_both_models(tmp_path, lora, expected):
+    assert outcome("expect-far-words", tmp_path) == "cannot tell"
+    rng = np.random.default_rng(1)
+    shares = {"LSTM": 0.3, "SmolLM2": lora}
+    hits = {
+        f"{kind}, epsilon {e}": (rng.random(1000) < share).astype(int).tolist()
+        for kind, share in shares.items()
+        for e in (1, 2, 4, 8)
+    }
+    (tmp_path / "next_words.json").write_text(json.dumps({"hits": hits}))
+    assert outcome("expect-far-words", tmp_path) == expected
+    (table,) = private_tables.far_tables(tmp_path)
+    assert table.rows[0][:2] == ("LSTM, epsilon 1", "1,000")
 
 
 def test_runs_at_an_epsilon_spend_no_more_and_have_secure_noise(tmp_path):
@@ -471,7 +560,7 @@ def test_vectors_of_norm_1_that_never_catch_up_contradict_the_paper(tmp_path):
 
 
 def test_the_readings_of_the_word_vectors_are_shown_with_their_verdicts(tmp_path):
-    assert private_tables.readings_tables(tmp_path) == private_tables.text_table(tmp_path) == []
+    assert private_tables.readings_tables(tmp_path) == private_tables.text_tables(tmp_path) == []
     make_table_2(tmp_path, (0.0, 0.5, 1.2))
     for folder in sorted(tmp_path.glob("*-seed?")):
         shutil.copytree(folder, tmp_path / f"growing-{folder.name}")
