@@ -406,18 +406,19 @@ def far(root: Path, rule: str, first: str, second: str, sign: int = 1) -> RuleVe
     return joined(compare(rule, first, second, root, least=sign * RULES[rule]["threshold"]))
 
 
-def lora_results(root: Path) -> dict[float | None, list[dict[str, Any]]]:
-    """Return the results of `benchmarks/llm_finetuning.py` on reviews_81 by epsilon; None is the run without noise.
+def lora_results(root: Path) -> dict[float | str | None, list[dict[str, Any]]]:
+    """Return the results of `benchmarks/llm_finetuning.py` on reviews_81 by epsilon.
 
     Args:
         root: Folder of the results on reviews_81.
+
+    Returns:
+        The lines of each epsilon; None is the run without noise, and "base" the model before fine-tuning.
     """
     file = root / "smollm2" / "results.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    by_epsilon: dict[float | None, list[dict[str, Any]]] = {}
-    for line in lines:
-        if line["kind"] == "users":
-            by_epsilon.setdefault(line["epsilon"], []).append(line)
+    by_epsilon: dict[float | str | None, list[dict[str, Any]]] = {}
+    for line in map(json.loads, file.read_text().splitlines() if file.exists() else []):
+        by_epsilon.setdefault("base" if line["kind"] == "base" else line["epsilon"], []).append(line)
     return by_epsilon
 
 

@@ -6,7 +6,6 @@
     table_2(), figure_7_table(), trade_offs_tables()    # tables and figures of the paper
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -172,13 +171,17 @@ def far_tables(root: Path = REVIEWS) -> list[Table]:
     title = "How far one can go: accuracy of the LSTM by ε and kind of noise"
     tables += [Table(title=title, columns=columns, rows=rows, note=note)] if rows else []
     rows, lines = [], lora_results(root)
-    for epsilon, some in sorted(lines.items(), key=lambda item: item[0] or math.inf):
-        first, top = some[0], [100 * line["metrics"]["accuracy_top1"] for line in some]
-        q, rounds = first["settings"]["users_per_round"] / first["population"], first["settings"]["rounds"]
+    for key in ("base", None, *private_run.FAR):
+        some = lines.get(key, [])
+        top = [100 * line["metrics"]["accuracy_top1"] for line in some]
+        cells = {"base": ("not fine-tuned", "", "", ""), None: ("no noise", "", "")}.get(key, (f"ε = {key}",))
+        if some and key not in ("base", None):
+            cells += (f"{max(line['claimed']['epsilon'] for line in some):.2f}", f"{some[0]['noise_multiplier']:.3f}")
+        if some and key != "base":
+            q, rounds = some[0]["settings"]["users_per_round"] / some[0]["population"], some[0]["settings"]["rounds"]
+            cells += (f"{q:.2g}, {q * rounds:.2g}",)
         spread = f" ± {np.std(top, ddof=1):.2f}" if len(top) > 1 else ""
-        claimed = "" if epsilon is None else f"{max(line['claimed']['epsilon'] for line in some):.2f}"
-        label, z = ("no noise", "") if epsilon is None else (f"ε = {epsilon:g}", f"{first['noise_multiplier']:.3f}")
-        rows.append((label, f"{len(some)}", f"{np.mean(top):.2f}{spread} %", claimed, z, f"{q:.2g}, {q * rounds:.2g}"))
+        rows += [(cells[0], f"{len(some)}", f"{np.mean(top):.2f}{spread} %", *cells[1:])] if some else []
     columns = ("", "runs", "top-1 per token", "ε spent", "z", "q, visits per user")
     note = (
         "135 million parameters, LoRA of rank 8, by benchmarks/llm_finetuning.py. Its tokens are pieces of words: the "

@@ -513,8 +513,10 @@ def test_noise_may_cost_smollm2_little_or_much(tmp_path, at_1, seeds, expected):
     make_lora(tmp_path, {None: 40.0, 8.0: 40.0, 4.0: 40.0, 2.0: 40.0, 1.0: at_1}, seeds)
     assert outcome("expect-far-lora", tmp_path) == expected
     (table,) = private_tables.far_tables(tmp_path)
-    assert [row[0] for row in table.rows] == ["ε = 1", "ε = 2", "ε = 4", "ε = 8", "no noise"]
-    assert table.rows[0][3:] == ("1.00", "0.500", "0.0027, 0.27")
+    assert [row[0] for row in table.rows] == ["not fine-tuned", "no noise", "ε = 1", "ε = 2", "ε = 4", "ε = 8"]
+    assert table.rows[0] == ("not fine-tuned", "1", "30.00 %", "", "", "")
+    assert table.rows[1][3:] == ("", "", "0.0027, 0.27")
+    assert table.rows[2][3:] == ("1.00", "0.500", "0.0027, 0.27")
 
 
 @pytest.mark.parametrize(("lora", "expected"), [(0.5, "held"), (0.1, "did not hold"), (0.31, "cannot tell")])
