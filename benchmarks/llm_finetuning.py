@@ -7,6 +7,8 @@
         blogs=corpora/blogs scotus=corpora/scotus
     python -m benchmarks.llm_finetuning --out results/llm --show
 
+The corpus reviews_81 has settings of its own (`SHORT`), which a registered rule of reproduction/rules.toml names.
+
 The result of each run is one line of OUT/results.jsonl, written when the run ends. The same command continues after a
 stop: finished runs are skipped, and an unfinished run continues from its checkpoint. OUT/calls.jsonl has the seconds of
 each call. `--solve` computes the noise multipliers of all runs, which needs no GPU, and writes them to
@@ -48,8 +50,8 @@ SEEDS = (1, 2, 3)
 """Numbers of the repetitions."""
 KINDS = ("users", "examples")
 """What is sampled."""
-EPSILONS = (None, 8.0, 2.0)
-"""Epsilon of the runs; None without noise."""
+EPSILONS = (None, 8.0, 4.0, 2.0, 1.0)
+"""Epsilons in the order of the tables; None without noise."""
 clock = time.monotonic
 KEPT = ("loss", "perplexity", "accuracy_top1", "accuracy_top3", "tokens")
 """Metrics that a result stores."""
@@ -69,6 +71,8 @@ class Settings:
             less in the direction of the mean.
         learning_rate: Learning rate of local steps, for users and for examples.
         held_out_tokens: Number of tokens in an evaluation.
+        kinds: What is sampled.
+        epsilons: Epsilon of the runs; None without noise.
     """
 
     tokens_per_user: int = 512
@@ -79,6 +83,8 @@ class Settings:
     clip: tuple[float, float] = (0.4, 0.6)
     learning_rate: tuple[float, float] = (0.6, 4.0)
     held_out_tokens: int = 50_000
+    kinds: tuple[str, ...] = KINDS
+    epsilons: tuple[float | None, ...] = (None, 8.0, 2.0)
 
     @property
     def examples_per_user(self) -> int:
@@ -87,6 +93,22 @@ class Settings:
 
 
 SETTINGS = Settings()
+SHORT = Settings(
+    tokens_per_user=128,
+    rounds=100,
+    users_per_round=2000,
+    clip=(0.6, 0.6),
+    learning_rate=(4.0, 4.0),
+    held_out_tokens=10_000_000,
+    kinds=("users",),
+    epsilons=EPSILONS,
+)
+"""The settings of reviews_81, as the rule expect-far-lora in reproduction/rules.toml has them."""
+
+
+def settings_of(corpus: str) -> Settings:
+    """Return the settings of the runs on a corpus."""
+    return SHORT if corpus == "reviews_81" else SETTINGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,15 +136,15 @@ def jobs_of(corpora: list[str]) -> Iterator[Job]:
     """Yield all runs of some corpora. The first repetition of every run comes before the second of any."""
     for seed in SEEDS:
         for corpus in corpora:
-            for kind in KINDS:
-                for epsilon in EPSILONS:
+            for kind in settings_of(corpus).kinds:
+                for epsilon in settings_of(corpus).epsilons:
                     yield Job(corpus=corpus, kind=kind, epsilon=epsilon, seed=seed)
 
 
 # ------------------------------------------------------------------------------------------------- noise
 
 
-def event_of(kind: str, population: int, noise_multiplier: float, settings: Settings = SETTINGS) -> Any:
+def event_of(kind: str, population: int, noise_multiplier: float, settings: Settings) -> Any:
     """Return the event of one round.
 
     Args:
@@ -141,21 +163,23 @@ def event_of(kind: str, population: int, noise_multiplier: float, settings: Sett
     )
 
 
-def noise_key(kind: str, population: int, epsilon: float, settings: Settings = SETTINGS) -> str:
+def noise_key(kind: str, population: int, epsilon: float, settings: Settings) -> str:
     """Return the key of a run in `NOISE`: a text with everything that its noise multiplier depends on."""
     sampled = f"{settings.users_per_round:g} of {population} users per round, {settings.rounds} rounds"
     examples = f", {settings.examples_per_user} examples per user" if kind == "examples" else ""
     return f"{kind}: {sampled}{examples}, epsilon {epsilon:g}"
 
 
-def least_noise(kind: str, population: int, epsilon: float) -> float:
+def least_noise(kind: str, population: int, epsilon: float, settings: Settings) -> float:
     """Return a noise multiplier at which all rounds together spend 98 to 100 % of epsilon."""
     from unheard.privacy.accountants import best_epsilon
     from unheard.privacy.budget import default_delta
 
     def spent(z: float) -> float:
         """Return the epsilon of all rounds at noise multiplier z."""
-        return best_epsilon([(event_of(kind, population, z), SETTINGS.rounds)], default_delta(population)).epsilon
+        return best_epsilon(
+            [(event_of(kind, population, z, settings), settings.rounds)], default_delta(population)
+        ).epsilon
 
     # The secant method on logarithms, because log epsilon is nearly linear in log z.
     before, z = 1.0, 1.2 if kind == "users" else 1.5
@@ -173,13 +197,13 @@ def solve(stores: dict[str, Path]) -> None:
     import unheard
 
     known: dict[str, float] = json.loads(NOISE.read_text()) if NOISE.exists() else {}
-    for path in stores.values():
-        population = unheard.TokenStore.open(path).train.num_users
-        for kind in KINDS:
-            for epsilon in filter(None, EPSILONS):
-                key = noise_key(kind, population, epsilon)
+    for corpus, path in stores.items():
+        population, settings = unheard.TokenStore.open(path).train.num_users, settings_of(corpus)
+        for kind in settings.kinds:
+            for epsilon in filter(None, settings.epsilons):
+                key = noise_key(kind, population, epsilon, settings)
                 if key not in known:
-                    known[key] = least_noise(kind, population, epsilon)
+                    known[key] = least_noise(kind, population, epsilon, settings)
                     NOISE.write_text(json.dumps(known, indent=2) + "\n")
                 print(f"{key}: z = {known[key]}", flush=True)
 
@@ -197,20 +221,21 @@ def run_of(job: Job, store: Path, model: Any) -> Any:
     """
     import unheard
 
-    population = unheard.TokenStore.open(store).train.num_users
+    population, settings = unheard.TokenStore.open(store).train.num_users, settings_of(job.corpus)
     which = KINDS.index(job.kind)
     if job.kind == "users":
-        sampling: Any = unheard.PoissonSampling(users_per_round=SETTINGS.users_per_round)
-        update: Any = unheard.FedAvg(batch_size=1, unroll=SETTINGS.unroll, learning_rate=SETTINGS.learning_rate[which])
+        sampling: Any = unheard.PoissonSampling(users_per_round=settings.users_per_round)
+        update: Any = unheard.FedAvg(batch_size=1, unroll=settings.unroll, learning_rate=settings.learning_rate[which])
     else:
-        G = SETTINGS.examples_per_user
+        G = settings.examples_per_user
         sampling = unheard.ExampleSampling(
-            examples_per_user=G, examples_per_round=SETTINGS.users_per_round * G, total_examples=population * G
+            examples_per_user=G, examples_per_round=settings.users_per_round * G, total_examples=population * G
         )
-        update = unheard.FedSGD(unroll=SETTINGS.unroll, learning_rate=SETTINGS.learning_rate[which])
+        update = unheard.FedSGD(unroll=settings.unroll, learning_rate=settings.learning_rate[which])
     noise: Any = unheard.NoNoise()
     if job.epsilon is not None:
-        z = json.loads(NOISE.read_text())[noise_key(job.kind, population, job.epsilon)]
+        key = noise_key(job.kind, population, job.epsilon, settings)
+        z = json.loads(NOISE.read_text()).get(key) or least_noise(job.kind, population, job.epsilon, settings)
         noise = unheard.GaussianNoise(noise_multiplier=z)
     return unheard.Run(
         corpus=store,
@@ -219,12 +244,12 @@ def run_of(job: Job, store: Path, model: Any) -> Any:
             population=population,
             sampling=sampling,
             update=update,
-            clip=unheard.FlatClip(norm=SETTINGS.clip[which]),
+            clip=unheard.FlatClip(norm=settings.clip[which]),
             noise=noise,
         ),
-        training=unheard.Training(rounds=SETTINGS.rounds, init_seed=job.seed, checkpoint_every=SETTINGS.rounds),
+        training=unheard.Training(rounds=settings.rounds, init_seed=job.seed, checkpoint_every=settings.rounds),
         evaluation=unheard.Evaluation(
-            every=SETTINGS.rounds, max_tokens=SETTINGS.held_out_tokens, unroll=SETTINGS.unroll
+            every=settings.rounds, max_tokens=settings.held_out_tokens, unroll=settings.unroll
         ),
     )
 
@@ -235,7 +260,8 @@ def base_result(corpus: str, store: Path, model: Any, device: Any) -> dict[str, 
     from unheard.evaluation.next_word import evaluate
     from unheard.updates.user_update import users_in_turn
 
-    evaluation = unheard.Evaluation(max_tokens=SETTINGS.held_out_tokens, unroll=SETTINGS.unroll)
+    settings = settings_of(corpus)
+    evaluation = unheard.Evaluation(max_tokens=settings.held_out_tokens, unroll=settings.unroll)
     users = evaluation.choose(users_in_turn(unheard.TokenStore.open(store).held_out, model))
     metrics = evaluate(model, model.initial(0).to(device), users, unroll=evaluation.unroll)
     return {"corpus": corpus, "kind": "base", "metrics": {key: metrics[key] for key in KEPT}}
@@ -266,6 +292,7 @@ def trained_result(job: Job, run: Any, folder: Path, engine: Any, until: float) 
         **asdict(job),
         "metrics": {key: metrics[key] for key in KEPT},
         "seconds": round(seconds, 1),
+        "population": run.plan.population,
         "noise_multiplier": getattr(run.plan.noise, "noise_multiplier", 0.0),
         "claimed": statement["claimed"],
         "delta": statement["delta"],
@@ -292,7 +319,7 @@ def train_all(args: argparse.Namespace, stores: dict[str, Path], until: float) -
 
     def keep(line: dict[str, Any]) -> None:
         """Append a result to the file and print it."""
-        line |= {"device": place, "settings": asdict(SETTINGS)}
+        line |= {"device": place, "settings": asdict(settings_of(line["corpus"]))}
         with open(args.out / "results.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
         print(json.dumps({key: line[key] for key in line if key != "settings"}), flush=True)

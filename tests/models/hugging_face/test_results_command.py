@@ -8,6 +8,8 @@ import pytest
 from benchmarks import llm_finetuning as command
 
 import unheard
+from unheard.privacy.accountants import best_epsilon
+from unheard.privacy.budget import default_delta
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def small(monkeypatch, tmp_path, base, corpus):
     monkeypatch.setattr(command, "SEEDS", (1, 2))
     monkeypatch.setattr(command, "NOISE", tmp_path / "noise.json")
     monkeypatch.setattr("unheard.privacy.accountants.EXAMPLE_GRID", 0.1)  # a coarse bound is enough here, and quick
-    monkeypatch.setattr(command, "least_noise", lambda kind, population, epsilon: 16 / epsilon)
+    monkeypatch.setattr(command, "least_noise", lambda kind, population, epsilon, settings: 16 / epsilon)
     shutil.copytree(corpus, tmp_path / "posts")
 
     def call(*words):
@@ -95,3 +97,17 @@ def test_the_table_has_means_deviations_and_gains(tmp_path, capsys, monkeypatch)
     assert "| posts | examples, ε = 8 against examples, no noise | +0.1100 | 0.0283 | differ |" in table
     assert "| posts | examples, ε = 8 against users, ε = 8 | -0.0800 | 0.2010 | no difference seen |" in table
     assert "against users, no noise" not in table  # this setting has one run
+
+
+def test_reviews_81_has_the_settings_of_its_rule():
+    jobs = list(command.jobs_of(["reviews_81"]))
+    assert [job.epsilon for job in jobs[:5]] == [None, 8.0, 4.0, 2.0, 1.0]
+    assert (len(jobs), {job.kind for job in jobs}) == (15, {"users"})
+    assert (command.SHORT.rounds, command.SHORT.users_per_round, command.SHORT.examples_per_user) == (100, 2000, 1)
+    assert all(0.98 * e <= e_spent(e) <= e for e in (8.0, 1.0))
+
+
+def e_spent(epsilon):
+    """Return the epsilon of all rounds with the noise that `least_noise` finds for 750,000 users."""
+    z = command.least_noise("users", 750_000, epsilon, command.SHORT)
+    return best_epsilon([(command.event_of("users", 750_000, z, command.SHORT), 100)], default_delta(750_000)).epsilon
