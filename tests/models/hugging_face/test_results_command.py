@@ -1,4 +1,4 @@
-"""benchmarks/llm_finetuning.py on a small model: it stops at its time limit, continues, and shows the results."""
+"""benchmarks/llm_finetuning.py on a small model stops, continues, and shows the results; benchmarks/next_words.py."""
 
 import json
 import shutil
@@ -6,10 +6,15 @@ import sys
 
 import pytest
 from benchmarks import llm_finetuning as command
+from benchmarks import next_words
 
 import unheard
+from unheard.deployment.keyboard.suggestions import suggester_for
+from unheard.deployment.model import open_model
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.budget import default_delta
+
+from .conftest import run_of
 
 
 @pytest.fixture
@@ -111,3 +116,24 @@ def e_spent(epsilon):
     """Return the epsilon of all rounds with the noise that `least_noise` finds for 750,000 users."""
     z = command.least_noise("users", 750_000, epsilon, command.SHORT)
     return best_epsilon([(command.event_of("users", 750_000, z, command.SHORT), 100)], default_delta(750_000)).epsilon
+
+
+def test_next_words_are_counted_at_the_same_places_for_every_model(tmp_path, base, corpus, monkeypatch):
+    shutil.copytree(corpus, tmp_path / "corpus")
+    model = unheard.HuggingFaceModel(path=str(base), train="lora", lora_rank=2, base_is_public=True)
+    run = run_of(tmp_path / "corpus", model, training=unheard.Training(rounds=1))
+    for _ in unheard.train(run, tmp_path / "run"):
+        pass
+    words = ["--store", corpus, "--out", tmp_path / "hits.json", "--places", 20, f"one={tmp_path / 'run'}"]
+    monkeypatch.setattr(sys, "argv", ["next_words", *map(str, words)])
+    next_words.main()
+    (hits,) = json.loads((tmp_path / "hits.json").read_text())["hits"].values()
+    assert len(hits) == 20
+    assert set(hits) <= {0, 1}
+    tokenizer = open_model(tmp_path / "run").tokenizer
+    posts = list(next_words.posts_of(corpus, tokenizer))
+    assert ["rain", "on", "the", "roof"] in [post[-4:] for post in posts]
+    places = next_words.places_of(posts, 20)
+    suggester = suggester_for(open_model(tmp_path / "run"))
+    assert hits == [int(suggester.suggest(before)[0].word.lower() == word.lower()) for before, word in places]
+    assert all(before.endswith(" ") and word.isalnum() for before, word in places)
