@@ -308,6 +308,7 @@ def train_all(args: argparse.Namespace, stores: dict[str, Path], until: float) -
         until: The time limit, by `clock`.
     """
     import torch
+    from reproduction.measures import content_digest, facts
 
     import unheard
     from unheard.engines.vectorised import VectorisedEngine
@@ -315,11 +316,12 @@ def train_all(args: argparse.Namespace, stores: dict[str, Path], until: float) -
     args.out.mkdir(parents=True, exist_ok=True)
     done = {name_of(line) for line in results_in(args.out)}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    place = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    origin = facts(device.type)
+    digests = {corpus: content_digest(store) for corpus, store in stores.items()}
 
     def keep(line: dict[str, Any]) -> None:
         """Append a result to the file and print it."""
-        line |= {"device": place, "settings": asdict(settings_of(line["corpus"]))}
+        line |= origin | {"settings": asdict(settings_of(line["corpus"])), "store_content": digests[line["corpus"]]}
         with open(args.out / "results.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
         print(json.dumps({key: line[key] for key in line if key != "settings"}), flush=True)
