@@ -289,15 +289,9 @@ def sweep_tables(root: Path) -> list[Table]:
     Args:
         root: Folder of the results, which has the name of the corpus.
     """
-    marks, q, tables = (100, 500, 1000, 3000), _q(root), []
-    for title, labels in SWEEPS.items():
-        rows = _rows(labels, marks, root)
-        columns = ("", *(f"round {at:,}" for at in marks))
-        note = (
-            f"100 users per round: q = {q:.2g}, {q * 3000:.2g} visits per user. ± is the standard deviation over seeds."
-        )
-        tables += [Table(title=f"{title}{_on(root)}", columns=columns, rows=rows, note=note)] if len(rows) > 1 else []
-    return tables
+    q = _q(root)
+    note = f"100 users per round: q = {q:.2g}, {q * 3000:.2g} visits per user. ± is the standard deviation over seeds."
+    return _by_round(SWEEPS, (100, 500, 1000, 3000), note, root, least=2)
 
 
 FEDSGD = {
@@ -323,16 +317,11 @@ def fedsgd_tables(root: Path) -> list[Table]:
     Args:
         root: Folder of the results, which has the name of the corpus.
     """
-    marks, tables = (500, 1000, 2000, 3000), []
     note = (
         f"FedSGD has 50 users per round: q = {_q(root, 50):.2g}, {_q(root, 50) * 3000:.2g} visits per user. FedAvg has 100: "
         f"q = {_q(root):.2g}, {_q(root) * 3000:.2g} visits. ± is the standard deviation over seeds."
     )
-    for title, labels in FEDSGD.items():
-        rows = _rows(labels, marks, root)
-        columns = ("", *(f"round {at:,}" for at in marks))
-        tables += [Table(title=f"{title}{_on(root)}", columns=columns, rows=rows, note=note)] if len(rows) > 2 else []
-    return tables
+    return _by_round(FEDSGD, (500, 1000, 2000, 3000), note, root, least=3)
 
 
 def figure_6_table(root: Path) -> list[Table]:
@@ -466,21 +455,14 @@ TEXT = {
 def text_tables(root: Path) -> list[Table]:
     """Return tables of the runs behind sentences of the paper without a figure and behind expectations of our own.
 
-    A table is left out if only the runs that others share with it have results.
+    A table with fewer than four runs is left out: three of them may belong to other tables.
 
     Args:
         root: Folder of the results, which has the name of the corpus.
     """
-    marks, tables, shared = (500, 1000, 2000, 3000), [], ("growing-", "flat-S20-seed")
-    columns = ("", *(f"round {at:,}" for at in marks))
     note = f"Evaluated on held-out bloggers. 100 users per round: q = {_q(root):.2g}, {_q(root) * 3000:.2g} visits per user. "
     note += "± is the standard deviation over seeds."
-    for title, labels in TEXT.items():
-        if any(folders_of(name, root) for name in labels.values() if not name.startswith(shared)):
-            tables.append(
-                Table(title=f"{title}{_on(root)}", columns=columns, rows=_rows(labels, marks, root), note=note)
-            )
-    return tables
+    return _by_round(TEXT, (500, 1000, 2000, 3000), note, root, least=4)
 
 
 def table_3(root: Path) -> list[Table]:
@@ -553,6 +535,24 @@ def _rows(labels: dict[str, str], marks: Sequence[int], root: Path) -> list[tupl
     """
     named = {label: folders for label, name in labels.items() if (folders := folders_of(name, root))}
     return [(label, *(_mean_cell(folders, at) for at in marks)) for label, folders in named.items()]
+
+
+def _by_round(
+    groups: dict[str, dict[str, str]], marks: Sequence[int], note: str, root: Path, least: int
+) -> list[Table]:
+    """Return a table for each group of runs: a row per run that has results, a column per round.
+
+    Args:
+        groups: For each title, the prefix of the folders of each run by label.
+        marks: The rounds.
+        note: The text below each table.
+        root: Folder of the results of a corpus.
+        least: Smallest number of rows; tables with fewer are left out.
+    """
+    named = {title: _rows(labels, marks, root) for title, labels in groups.items()}
+    columns = ("", *(f"round {at:,}" for at in marks))
+    shown = {f"{title}{_on(root)}": rows for title, rows in named.items() if len(rows) >= least}
+    return [Table(title=title, columns=columns, rows=rows, note=note) for title, rows in shown.items()]
 
 
 def figure_7_table(root: Path = REVIEWS) -> Table:
