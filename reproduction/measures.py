@@ -172,7 +172,7 @@ def record(job: Job, workspace: "Workspace", *, seconds: float, users_per_second
         settings=settings_of(run, after),
         # A killed process can leave evaluations of rounds later than the newest checkpoint. Leave them out.
         evaluations=[{"round": row["round"], **_kept(row)} for row in folder.read_metrics() if row["round"] <= rounds],
-        head_words={str(head): counts.tolist() for head, counts in heads.histograms.items()},
+        head_words={str(head): counts.tolist() for head, counts in heads.items()},
         accuracy_elsewhere=elsewhere,
         parameters=run.model.layout.total,
         epsilon={by: _finite(float(value)) for by, value in bounds.items()},

@@ -823,7 +823,7 @@ def test_hits_are_counted_like_accuracy_on_users_and_on_random_posts():
     assert counts["word_hits"].sum() / counts["words"].sum() == pytest.approx(said["accuracy_top1_words"])
     commas = sum(int((tokens[1:] == 3).sum()) for tokens in texts)
     assert (counts["words"] - counts["plain"]).sum() == commas
-    heads = score(model, params_P, [User(tokens) for tokens in texts], unroll=80)[1].histograms[100]
+    heads = score(model, params_P, [User(tokens) for tokens in texts], unroll=80)[1][100]
     assert counts["head_words"].sum() == (heads * np.arange(11)).sum()
     one_by_one = [hits_of(model, params_P, words, [tokens])["hits"][0] for tokens in texts]
     assert counts["hits"].tolist() == one_by_one

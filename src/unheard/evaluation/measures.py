@@ -101,19 +101,6 @@ class Scores:
         return len(self.target_N)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadCounts:
-    """Histograms of how many of a target's top 10 predictions are among the 10, 50 or 100 most frequent words.
-
-    Paper: the last table of the appendix. If a model predicts frequent words only, most targets are in the last bin.
-
-    Attributes:
-        histograms: For each number of head words in HEADS, how many targets have 0, 1, ..., 10 of them, int64 [11].
-    """
-
-    histograms: dict[int, np.ndarray]
-
-
 def score(
     model: LanguageModel,
     params_P: Tensor,
@@ -123,7 +110,7 @@ def score(
     at_once: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     parallel_map: ParallelMap = sequential_map,
-) -> tuple[Scores, HeadCounts]:
+) -> tuple[Scores, dict[int, np.ndarray]]:
     """Score every target of these users. Windows and ranks are the same as in the evaluations during training.
 
     Args:
@@ -136,7 +123,8 @@ def score(
         parallel_map: Computes the batches: `sequential_map` in this process, or a map over ranks (training/worker.py).
 
     Returns:
-        One row of scores for each target, and the histograms of head words.
+        One row of scores for each target, and a histogram for each number of `HEADS`: how many targets have 0, 1, ..., 10
+        head words among their top 10 predictions, int64 [11]. Paper: the last table of the appendix.
 
     Raises:
         InvalidValue: The users have no text to predict.
@@ -158,7 +146,7 @@ def score(
             progress(int(owner_B[-1]) + 1, len(users))
     if not sum(len(row[0]) for row in rows):
         raise InvalidValue("There is no held-out text to measure on. Prepare the corpus with held-out users.")
-    return _joined(rows), HeadCounts(histograms=heads)
+    return _joined(rows), heads
 
 
 def score_batch(
@@ -510,7 +498,7 @@ def full_measures(
         "tokens": by_token(scores),
         "users": by_user(scores),
         "bands": by_band(scores, size),
-        "head_words": {str(head): counts.tolist() for head, counts in heads.histograms.items()},
+        "head_words": {str(head): counts.tolist() for head, counts in heads.items()},
         "baselines": {
             name: {"tokens": by_token(s), "users": by_user(s), "bands": by_band(s, size)}
             for name, s in baselines.items()

@@ -93,7 +93,7 @@ def measures(spread, store, model, params_P) -> np.ndarray:
         [
             np.array(list(quick.values())),
             *(scores.user_N, scores.target_N, scores.rank_N, scores.loss_N),
-            *heads.histograms.values(),
+            *heads.values(),
             log_probability(model, params_P, words, parallel_map=spread),
         ]
     )
