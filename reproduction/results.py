@@ -15,7 +15,9 @@ user, a cohort or a text. This module does not import torch.
 """
 
 import json
+import math
 import re
+import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any
 
 from unheard import storage
 from unheard.errors import InvalidValue, RunFolderError
-from unheard.formatting import Points, mean_and_error, smoothed
+from unheard.formatting import Points, smoothed
 
 FILE = "runs.jsonl"
 """Name of the file that holds the results of one corpus."""
@@ -303,8 +305,7 @@ class ResultSet:
         both = [mine[r] - others[r] for r in mine if r in others and 3 * at < 4 * r <= 4 * at]
         if len(both) < 2:
             return None
-        less, error = mean_and_error(both)
-        return less, 2 * error
+        return statistics.fmean(both), 2 * statistics.stdev(both) / math.sqrt(len(both))
 
     def first_round_at(self, name: str, target: float) -> int | None:
         """Return the first evaluated round at which the smoothed accuracy is at least `target`, or None.

@@ -14,7 +14,6 @@ so it does not depend on later evaluations.
 
 import math
 import re
-import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -165,11 +164,6 @@ def smoothed(values: Sequence[float], over: int = SMOOTHED_OVER) -> list[float]:
     """
     windows = (values[max(0, i + 1 - over) : i + 1] for i in range(len(values)))
     return [math.fsum(window) / len(window) for window in windows]
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of two or more values and its standard error."""
-    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 
 def text_templates(package: str, **options: Any) -> "Environment":
