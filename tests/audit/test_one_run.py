@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import unheard
-from tests.conftest import NOISE_MULTIPLIER
+from tests.conftest import CLIP_NORM, NOISE_MULTIPLIER
 from unheard import randomness
 from unheard.audit import one_run, summary
 from unheard.audit.lower_bound import Guesses, ParametricBound
@@ -461,7 +461,15 @@ def test_the_signal_and_the_chance_of_each_round_are_those_of_its_phase(run, mon
     )
     own = replace(run, plan=replace(run.plan, schedule=changes))
     monkeypatch.setattr(one_run, "_result", lambda run, events, signals, score_M, included_M: (events, signals))
+    norms, cohort = [], one_run.CanaryUsers.cohort
+
+    def measured(users, drawn, units_P, plan):
+        norms.append(users.norms(units_P).max() * plan.contribution.grid)
+        return cohort(users, drawn, units_P, plan)
+
+    monkeypatch.setattr(one_run.CanaryUsers, "cohort", measured)
     *_, (events, signals) = audit_one_run(own, ReproducibleStreams(seed=1), canaries=20, rounds=5)
+    assert norms == [pytest.approx(norm, rel=1e-3) for norm in (CLIP_NORM, 1.0, 1.0, 1.0, 1.0)]
     phases = [(12 / 60, NOISE_MULTIPLIER), (12 / 60, 0.8), (12 / 60, 1.6)]
     assert [signals[key] for key in sorted(signals, key=lambda key: -key[1])] == [1, 2, 2]
     for (q, signal), (expected, z) in zip(sorted(signals, key=lambda key: -key[1]), phases, strict=True):

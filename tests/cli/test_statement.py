@@ -8,12 +8,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import unheard
 from unheard.cli import statement
 from unheard.cli.main import as_typer_command
 from unheard.corpus.private_vocabulary import WordRelease
 from unheard.errors import InvalidValue, LedgerError, RunFolderError, RunFolderMissing
 from unheard.privacy.events import PoissonGaussian, to_record
 from unheard.privacy.ledger import Ledger, run_id
+from unheard.privacy.statement import ALONE
 
 app = typer.Typer(rich_markup_mode="rich")
 app.command(epilog=statement.STATEMENT_EXAMPLES)(as_typer_command(statement.statement))
@@ -39,6 +41,15 @@ def test_the_page_and_the_json_tell_the_same(folder):
 
 def test_a_ledger_can_be_named_directly(folder):
     assert run(folder / "ledger.jsonl").stdout == run(folder).stdout
+
+
+def test_a_copy_of_a_ledger_is_said_to_be_read_alone_also_in_a_whole_run_folder(store, model, plan, tmp_path):
+    training, run_folder = unheard.Training(rounds=1), tmp_path / "r"
+    list(unheard.train(unheard.Run(corpus=store.path, model=model, plan=plan, training=training), run_folder))
+    (run_folder / "copy.jsonl").write_bytes((run_folder / "ledger.jsonl").read_bytes())
+    for name, is_alone in (("ledger.jsonl", False), ("copy.jsonl", True)):
+        warnings = json.loads(run(run_folder / name, "--json").stdout)["warnings"]
+        assert (ALONE in warnings) == is_alone
 
 
 def test_another_point_can_be_asked_for(folder):

@@ -215,6 +215,8 @@ def test_with_a_minimum_separation_users_take_part_in_every_bth_attempt():
     for k in range(200):
         assert set(np.diff(np.flatnonzero(seen[:, k]))) == {6}
     assert seen.sum(0).max() == 4  # k = ceil(24 / 6)
+    more = turns(sampling, 500, 200, 24)  # b follows from the declared population, whatever the number of users is
+    assert all(set(np.diff(np.flatnonzero(more[:, k]))) == {6} for k in range(500))
 
 
 @pytest.mark.parametrize("groups", [2, 5, 48])

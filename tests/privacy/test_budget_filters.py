@@ -110,6 +110,9 @@ def test_charges_before_the_run_and_rounds_done_again_are_claimed_too():
     again = [*done(7), *done(7)[5:]]
     claim = claim_of_run(facts(20, charges=1), [*vocabulary, *again], DELTA)
     assert claim.epsilon == best_epsilon([(ROUND, 22), Gaussian(noise_multiplier=5.0)], DELTA).epsilon
+    phases = ((0, ROUND), (5, OTHER))
+    claim = claim_of_run(facts(20, phases=phases), [*done(5), *done(7, OTHER)[5:], *done(7, OTHER)[6:]], DELTA)
+    assert claim.epsilon == best_epsilon([(ROUND, 5), (OTHER, 16)], DELTA).epsilon
 
 
 def test_a_run_with_a_budget_claims_all_rounds_that_the_budget_allows():

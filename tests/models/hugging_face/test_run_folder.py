@@ -111,8 +111,9 @@ def test_a_digest_edited_to_fit_other_weights_is_another_run(trained, tmp_path):
         unheard.resume(tmp_path / "copy" / "run", rounds=3)
 
 
-def test_weights_of_unknown_origin_are_refused_with_noise(base, corpus, tmp_path):
-    model = model_of(base, base_is_public=False)
+@pytest.mark.parametrize("train", ["all", "lora"])
+def test_weights_of_unknown_origin_are_refused_with_noise(base, corpus, tmp_path, train):
+    model = model_of(base, train, base_is_public=False)
     with pytest.raises(UnprovenCombination, match="base_is_public"):
         unheard.train(run_of(corpus, model), tmp_path / "run")
     assert not (tmp_path / "run").exists()
