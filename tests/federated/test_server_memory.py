@@ -31,23 +31,26 @@ NODES = 5
 
 
 class PipeNetwork:
-    """A network whose nodes are at the other end of a pipe."""
+    """A network whose nodes are at the other end of a pipe. It keeps every answer, so that each stays in memory."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
+        self.received: list[dict] = []
 
     def nodes(self) -> list[int]:
         return [1000 + i for i in range(NODES)]
 
     def exchange(self, requests, timeout):
         self.pipe.send({node: (one.kind, one.to_json(), dict(one.arrays)) for node, one in requests.items()})
-        return {node: Packet.from_json(*one) for node, one in self.pipe.recv().items()}
+        self.received.append(self.pipe.recv())
+        return {node: Packet.from_json(*one) for node, one in self.received[-1].items()}
 
 
 def serve(pipe: Connection, run: unheard.Run, choice) -> None:
     """Run one round of the server, then wait, so that everything that it received stays in its memory."""
     pipe.recv()
-    engine = FederatedEngine(PipeNetwork(pipe), run.model, choice, unheard.TokenStore.open(run.corpus))
+    network = PipeNetwork(pipe)
+    engine = FederatedEngine(network, run.model, choice, unheard.TokenStore.open(run.corpus))
     users = StoredUsers(engine.users, np.arange(engine.users.num_users), with_features=False)
     total = engine.sum_updates(run.model.initial(0), users, run.plan.at(0, run.model.layout), Drawn(1))
     pipe.send(total.units_P.numpy())
