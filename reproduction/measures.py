@@ -46,8 +46,14 @@ if TYPE_CHECKING:  # a real import would be circular: workspace.py imports this 
     from reproduction.workspace import Workspace
 
 HERE = Path(__file__).resolve().parent
+COMMIT = "COMMIT"
+"""Name of the file beside this one that says the commit on a machine without the repository (`write_commit`)."""
+CODE = (".py", ".toml", ".cu", ".cuh")
+"""Endings of the files that `code_digest` covers."""
 TEST_TOKENS = 75_122
 """Number of predicted tokens in the paper's test set. `measure` draws random held-out posts up to this size."""
+SALT = "unheard"
+"""The default salt of `SplitRule`, with which all stores were prepared; its module needs DuckDB, and measuring does not."""
 PROMPTS = ("The room was very", "We would definitely", "The staff at the", "Breakfast was", "Next time I will")
 """Beginnings of sentences that we wrote. `measure` records which words a model suggests after each."""
 HEAD = 100
@@ -57,15 +63,18 @@ EVALUATED = ("accuracy_top1", "accuracy_top3", "accuracy_top5", "loss", "perplex
 
 
 def facts(device: str) -> dict[str, Any]:
-    """Return what a result states about its origin: commit, device, version of torch, date.
+    """Return what a result states about its origin: commit, digest of the code, device, version of torch, date.
 
     Raises:
         SystemExit: The commit is unknown.
     """
     if commit() is None:
-        raise SystemExit(f"There is no git repository here: write the commit into {HERE / 'COMMIT'}.")
-    origin = {"commit": commit(), "device": device_name(torch.device(device)), "torch": torch.__version__}
-    return origin | {"date": time.strftime("%Y-%m-%d")}
+        raise SystemExit(
+            f"There is no git repository here: run `python -m reproduction.private_run commit --out {COMMIT}` where there is "
+            f"one, and copy the file to {HERE / COMMIT}."
+        )
+    origin = {"commit": commit(), "code": code_digest(), "device": device_name(torch.device(device))}
+    return origin | {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
 
 
 def device_name(device: torch.device) -> str:
@@ -77,12 +86,14 @@ def device_name(device: torch.device) -> str:
 
 
 def commit() -> str | None:
-    """Return the commit of this code: the content of reproduction/COMMIT if it exists, else the HEAD of the repository.
+    """Return the commit of this code: the HEAD of the repository, or the commit that `write_commit` wrote.
 
-    The HEAD has the ending `-dirty` if files were changed. Return None if there is neither a file nor a repository.
+    The commit has the ending `-dirty` if files were changed, or if the code is not that of `write_commit`. Return None if
+    there is neither a file nor a repository.
     """
-    if (HERE / "COMMIT").exists():
-        return (HERE / "COMMIT").read_text().strip()
+    if (HERE / COMMIT).exists():
+        head, digest = [*(HERE / COMMIT).read_text().split(), "", ""][:2]
+        return head if digest == code_digest() else f"{head}-dirty"
     if shutil.which("git") is None:
         return None
     head, status = (
@@ -90,6 +101,31 @@ def commit() -> str | None:
         for asked in (["rev-parse", "HEAD"], ["status", "--porcelain"])
     )
     return f"{head}-dirty" if head and status else head or None
+
+
+def write_commit(path: Path) -> None:
+    """Write the commit and the digest of this code to a file, for a machine without the repository.
+
+    Copied there as `reproduction/COMMIT`, the file tells runs their commit. They refuse to start if the code is another.
+
+    Raises:
+        SystemExit: The commit is unknown, or files were changed since the commit.
+    """
+    head = commit()
+    if head is None or head.endswith("-dirty"):
+        raise SystemExit("Only a clean checkout of a repository has a commit: commit or remove the changes.")
+    path.write_text(f"{head} {code_digest()}\n")
+
+
+def code_digest() -> str:
+    """Return a SHA-256 of the code and settings below `src/unheard` and `reproduction`, without results and texts."""
+    digest = hashlib.sha256()
+    for package in (HERE.parent / "src" / "unheard", HERE):
+        files = (path for path in package.rglob("*") if path.suffix in CODE and HERE / "results" not in path.parents)
+        for path in sorted(files):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(HERE.parent).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
 
 
 def measure(folder: Path, device: str) -> None:
@@ -103,13 +139,10 @@ def measure(folder: Path, device: str) -> None:
         folder: The run folder.
         device: The torch device that computes.
     """
-    from unheard.corpus.grouping import SplitRule  # needs DuckDB, which machines that only train may lack
-    from unheard.corpus.pipeline import draw_test_posts
-
     released = Released.open(folder)
     store = TokenStore.open(released.run.corpus)
     # Draw the same posts as `unheard prepare --test-tokens`, without preparing a second store.
-    posts = draw_test_posts(store.held_out, TEST_TOKENS, SplitRule().salt)
+    posts = store.held_out.random_posts(TEST_TOKENS, SALT)
     users = store.held_out.users(np.arange(store.held_out.num_users))
     model, params_P, words = released.run.model, released.params_P.to(device), released.vocabulary.words
     counts, of_posts = (hits_of(model, params_P, words, texts) for texts in (users, posts))
@@ -118,6 +151,7 @@ def measure(folder: Path, device: str) -> None:
     total = {name: int(value.sum()) for name, value in counts.items()}
     described = {
         "commit": commit(),
+        "code": code_digest(),
         "store": store.name,
         "store_content": content_digest(Path(released.run.corpus)),
         "held_out_users": len(users),

@@ -46,6 +46,7 @@ from unheard.report.tables import Table
 
 NOT_TESTED = "not tested yet"
 """The outcome that is shown for a rule without any complete run."""
+WITHOUT_RUNS = RuleVerdict(NOT_TESTED, "No run of this rule is complete.")
 
 
 def counted_baselines(root: Path = REVIEWS) -> dict[str, float]:
@@ -171,7 +172,7 @@ def registered(name: str, verdict: RuleVerdict | None) -> dict[str, Any]:
             f"{rule['corpus']}: {rule['users_per_round']:,} of {population:,} users per round, {rule['rounds']:,} rounds; "
             f"q = {q:.2g}, {q * rule['rounds']:.2g} visits per user; seeds required: {rule['seeds']}."
         )
-    seen = verdict or RuleVerdict(NOT_TESTED, "No run of this rule is complete.")
+    seen = verdict or WITHOUT_RUNS
     kind = {NOT_TESTED: "cannot tell"}.get(seen.outcome, "held" if seen.outcome.startswith("chosen") else seen.outcome)
     return rule | {
         "name": name,
@@ -265,7 +266,8 @@ def report() -> str:
     ends = [REVIEWS / name / "baseline-seed1" for name in ("interrupted", "interrupted_second")]
     ends += [INTERRUPTED / name for name in ("private", "baseline-C5000-seed1")]
     *first_ends, last_end = (f"{tables.last_round(folder):,}" for folder in ends)
-    verdict_rows = [(name, verdict.outcome, verdict.reason) for name, verdict in judged.items()]
+    every_rule = {name: judged.get(name, WITHOUT_RUNS) for name in (*judged, *RULES)}
+    verdict_rows = [(name, verdict.outcome, verdict.reason) for name, verdict in every_rule.items()]
     text = TEMPLATES.get_template("private_run.md").render(
         registered=load_rules()["about"]["registered"],
         counts=counts_of(judged),

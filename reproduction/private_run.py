@@ -9,6 +9,8 @@ result files. `prepare`, `run` and `all` continue where an earlier call stopped.
     python -m reproduction.private_run all --work WORK --stop-after 1500           all steps in order, with a time limit
     python -m reproduction.batch A --work WORK --bundle OUT/a.tar.gz --stop-after 1500     a batch of schedule.toml
     python -m reproduction.private_run measure WORK/runs/private                   hits of each held-out user
+    python -m reproduction.private_run commit --out COMMIT                         for a machine without the repository
+    python -m reproduction.private_run code                                        SHA-256 of the code, as in facts.json
     python -m reproduction.private_run digest WORK/reviews_81                      SHA-256 of the content of a store
     python -m reproduction.private_run counted WORK/reviews_81 --out counted.json  unigram and bigram, without privacy
     python -m reproduction.private_run collect --work WORK --out OUT               copy result files (numbers, no text)
@@ -604,6 +606,8 @@ def main() -> None:
     }
     limits = "--work --device --stop-after --stop-at --repetition --scale"
     verbs: dict[str, tuple[Callable[[argparse.Namespace], object], str]] = {
+        "commit": (lambda given: _measures().write_commit(given.out), "--out"),
+        "code": (lambda given: print(_measures().code_digest()), ""),
         "digest": (lambda given: print(_measures().content_digest(given.store)), "store"),
         "counted": (lambda given: _measures().counted(given.store, given.out), "store --out"),
         "prepare": (lambda given: prepare(given.data, given.work.resolve(), given.corpus), "--data --work --corpus"),

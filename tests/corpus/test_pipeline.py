@@ -24,7 +24,7 @@ from tests.corpus.inputs import (
 from unheard.corpus.canaries import Canary
 from unheard.corpus.encode import EncodeShard, EncodingOptions
 from unheard.corpus.grouping import DuckDBBackend, SplitRule
-from unheard.corpus.pipeline import Preparation, _release_request, draw_test_posts
+from unheard.corpus.pipeline import Preparation, _release_request
 from unheard.corpus.private_vocabulary import PrivateVocabulary
 from unheard.corpus.sources import Fields, find_sources
 from unheard.corpus.store import ShardWriter, TokenStore, write_store
@@ -283,17 +283,17 @@ def held_out(tmp_path):
 
 
 def test_test_posts_are_whole_posts_up_to_exactly_n_predicted_tokens(held_out):
-    posts = draw_test_posts(held_out, 20, "salt")
+    posts = held_out.random_posts(20, "salt")
     assert sum(len(p) - 1 for p in posts) == 20
     assert all(p[0] == BOS and BOS not in p[1:] for p in posts)
     assert all(p[-1] == EOS or len(p) == 2 for p in posts[:-1])
 
 
 def test_test_posts_depend_on_the_salt_alone_and_stop_when_there_are_no_more(held_out):
-    same = [p.tolist() for p in draw_test_posts(held_out, 20, "salt")]
-    assert same == [p.tolist() for p in draw_test_posts(held_out, 20, "salt")]
-    assert same != [p.tolist() for p in draw_test_posts(held_out, 20, "pepper")]
-    assert sum(len(p) - 1 for p in draw_test_posts(held_out, 10_000, "salt")) == 4 * 16
+    same = [p.tolist() for p in held_out.random_posts(20, "salt")]
+    assert same == [p.tolist() for p in held_out.random_posts(20, "salt")]
+    assert same != [p.tolist() for p in held_out.random_posts(20, "pepper")]
+    assert sum(len(p) - 1 for p in held_out.random_posts(10_000, "salt")) == 4 * 16
 
 
 def test_a_full_disk_is_one_message_and_work_continues_afterwards(tmp_path, monkeypatch):

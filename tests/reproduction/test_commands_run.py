@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ from reproduction.recipes import RECIPES
 from reproduction.results import read_runs
 from typer.testing import CliRunner
 
+import unheard as package
+from reproduction import measures
+from unheard.corpus.grouping import SplitRule
 from unheard.corpus.store import TokenStore
+from unheard.corpus.vocabulary import BOS
 from unheard.errors import UnheardError
 
 PLAIN = {"COLUMNS": "200"}
@@ -206,6 +211,26 @@ def test_running_and_synthesising_need_no_database_no_plots_and_no_word_lists(st
     corpora = ["--corpus", store.path, "--corpus", f"synthetic={tmp_path / 'synth'}", "--results", tmp_path / "results"]
     subprocess.run([*blocked, *run, *corpora], check=True, capture_output=True, cwd=Path(__file__).parents[2])
     assert {"cost-C1250", "baseline-C10"} < set(read_runs(tmp_path / "results" / "counting-smoke"))
+
+
+MEASURED = f"""
+import sys
+sys.modules.update(dict.fromkeys({NOT_THERE!r}))
+from pathlib import Path
+from reproduction.measures import measure
+measure(Path(sys.argv[1]), "cpu")
+"""
+
+
+@pytest.mark.system
+def test_measuring_a_run_needs_no_database(run, store, tmp_path):
+    for _ in package.train(replace(run, training=package.Training(rounds=1)), tmp_path / "run"):
+        pass
+    subprocess.run([sys.executable, "-c", MEASURED, tmp_path / "run"], check=True, cwd=Path(__file__).parents[2])
+    facts = json.loads((tmp_path / "run" / "facts.json").read_text())
+    predicted = sum(int((store.held_out.tokens(k) != BOS).sum()) for k in range(10))
+    assert (facts["held_out_users"], facts["test_tokens"], facts["code"]) == (10, predicted, measures.code_digest())
+    assert SplitRule().salt == measures.SALT
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -875,13 +876,62 @@ def test_registered_runs_are_made_from_a_clean_commit(tmp_path, monkeypatch):
         private_run.run_step("private", tmp_path, device="cpu", stop_after=None, scale=1.0, repetition=1)
 
 
+def make_checkout(folder: Path, monkeypatch) -> Path:
+    """Make a folder with the files of a checkout that `measures` looks at. Return its folder `reproduction`."""
+    for name, text in {
+        "src/unheard/a.py": "1",
+        "src/unheard/kernel.cu": "2",
+        "reproduction/rules.toml": "3",
+        "reproduction/results/x/run.toml": "4",
+        "reproduction/rules.md": "5",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.setattr(measures, "HERE", folder / "reproduction")
+    return folder / "reproduction"
+
+
 def test_without_a_commit_nothing_is_trained(tmp_path, monkeypatch):
     (tmp_path / "chosen_S.json").write_text('{"S": 8}')
-    monkeypatch.setattr(measures, "HERE", tmp_path)  # not in a repository
-    with pytest.raises(SystemExit, match="write the commit into"):
+    make_checkout(tmp_path, monkeypatch)
+    with pytest.raises(SystemExit, match="no git repository here"):
         private_run.run_step("table-2", tmp_path, device="cpu", stop_after=None, scale=0.01, repetition=1)
-    (tmp_path / "COMMIT").write_text("abc\n")
+    with pytest.raises(SystemExit, match="clean checkout"):
+        measures.write_commit(tmp_path / "COMMIT")
+
+
+@pytest.mark.parametrize("changed", ["src/unheard/a.py", "src/unheard/kernel.cu", "reproduction/rules.toml"])
+def test_a_copied_commit_counts_only_with_its_own_code(tmp_path, monkeypatch, changed):
+    here = make_checkout(tmp_path, monkeypatch)
+    (here / "COMMIT").write_text(f"abc {measures.code_digest()}\n")
+    (here / "results/x/run.toml").unlink()
+    (here / "rules.md").write_text("other words")
     assert measures.commit() == "abc"
+    assert measures.facts("cpu")["code"] == measures.code_digest()
+    (tmp_path / changed).write_text("other code")
+    assert measures.commit() == "abc-dirty"
+
+
+@pytest.mark.parametrize("text", ["abc\n", "", "abc 0123"])
+def test_a_commit_without_the_digest_of_this_code_counts_as_changed(tmp_path, monkeypatch, text):
+    here = make_checkout(tmp_path, monkeypatch)
+    (here / "COMMIT").write_text(text)
+    assert str(measures.commit()).endswith("-dirty")
+
+
+def test_the_file_for_another_machine_has_the_commit_and_the_digest_of_the_code(tmp_path, monkeypatch):
+    make_checkout(tmp_path, monkeypatch)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "Add code"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    measures.write_commit(tmp_path / "reproduction" / "COMMIT")
+    assert (tmp_path / "reproduction" / "COMMIT").read_text().split() == [head, measures.code_digest()]
+    assert measures.commit() == head
+    (tmp_path / "reproduction" / "COMMIT").unlink()
+    (tmp_path / "src/unheard/a.py").write_text("changed")
+    with pytest.raises(SystemExit, match="clean checkout"):
+        measures.write_commit(tmp_path / "COMMIT")
 
 
 def test_a_run_is_complete_if_it_has_all_rounds_and_was_measured(tmp_path):

@@ -42,7 +42,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
 
 from unheard import storage
 from unheard.config import require, table_from_part
@@ -65,7 +64,6 @@ from unheard.corpus.store import (
 )
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_to_table, unspaced_share
 from unheard.corpus.vocabulary import (
-    BOS,
     FileVocabulary,
     PublicVocabulary,
     ReleaseLog,
@@ -476,38 +474,8 @@ def _finish_splits(preparation: Preparation, vocabulary: Vocabulary, partial: Pa
         dtype = token_dtype(len(vocabulary))
         files = [partial / "held_out" / f"{s:05d}.offsets" for s in range(shards)]
         held_out = UserTokens([Shard.open(file, dtype) for file in files], dtype)
-        posts = draw_test_posts(held_out, preparation.test_tokens, preparation.splits.salt)
+        posts = held_out.random_posts(preparation.test_tokens, preparation.splits.salt)
         write_shard(partial / "test_posts", 0, posts, dtype)
-
-
-def draw_test_posts(held_out: UserTokens, num_tokens: int, salt: str) -> list[np.ndarray]:
-    """Draw random posts of held-out users until they have exactly `num_tokens` predicted tokens (all ids except BOS).
-
-    The paper's test set is 75,122 tokens of random held-out posts. The last post is cut to fit. The result has fewer
-    tokens if the held-out users have fewer.
-
-    Args:
-        held_out: The held-out users.
-        num_tokens: The number of predicted tokens.
-        salt: The seed of the random choice of posts.
-
-    Returns:
-        The ids of each post, beginning with BOS.
-    """
-    starts = [np.flatnonzero(held_out.tokens(k) == BOS) for k in range(held_out.num_users)]
-    owner = np.repeat(np.arange(len(starts)), [len(s) for s in starts])
-    start = np.concatenate(starts) if starts else np.empty(0, dtype=np.int64)
-    seed = int.from_bytes(hashlib.sha256(f"test posts\0{salt}".encode()).digest()[:8], "little")
-    posts, left = [], num_tokens
-    for i in np.random.Generator(np.random.Philox(seed)).permutation(len(start)).tolist():
-        if left <= 0:
-            break
-        tokens = held_out.tokens(int(owner[i]))[start[i] :]
-        ends = np.flatnonzero(tokens[1:] == BOS)
-        post = tokens[: int(ends[0]) + 1 if len(ends) else len(tokens)][: left + 1]
-        posts.append(np.array(post))
-        left -= len(post) - 1
-    return posts
 
 
 def check_user_map(path: Path, out: Path) -> None:

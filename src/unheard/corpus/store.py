@@ -44,7 +44,7 @@ import numpy as np
 
 from unheard import storage
 from unheard.corpus import AVAILABLE_CORES
-from unheard.corpus.vocabulary import Vocabulary
+from unheard.corpus.vocabulary import BOS, Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
 from unheard.privacy.ledger import DIGESTS, NO_LEDGERS, RECORD, corpus_name
 
@@ -277,6 +277,34 @@ class UserTokens:
         """
         flat, lengths = self.concatenated(cohort)
         return np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []
+
+    def random_posts(self, num_tokens: int, salt: str) -> list[np.ndarray]:
+        """Draw random posts until they have exactly `num_tokens` predicted tokens (all ids except BOS).
+
+        The paper's test set is 75,122 tokens of random posts of held-out users. The last post is cut to fit. The result
+        has fewer tokens if the users have fewer.
+
+        Args:
+            num_tokens: The number of predicted tokens.
+            salt: The seed of the random choice of posts.
+
+        Returns:
+            The ids of each post, beginning with BOS.
+        """
+        starts = [np.flatnonzero(self.tokens(k) == BOS) for k in range(self.num_users)]
+        owner = np.repeat(np.arange(len(starts)), [len(s) for s in starts])
+        start = np.concatenate(starts) if starts else np.empty(0, dtype=np.int64)
+        seed = int.from_bytes(hashlib.sha256(f"test posts\0{salt}".encode()).digest()[:8], "little")
+        posts, left = [], num_tokens
+        for i in np.random.Generator(np.random.Philox(seed)).permutation(len(start)).tolist():
+            if left <= 0:
+                break
+            tokens = self.tokens(int(owner[i]))[start[i] :]
+            ends = np.flatnonzero(tokens[1:] == BOS)
+            post = tokens[: int(ends[0]) + 1 if len(ends) else len(tokens)][: left + 1]
+            posts.append(np.array(post))
+            left -= len(post) - 1
+        return posts
 
     def concatenated(self, cohort: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of a cohort as one array, user after user, and the number of ids of each user.
