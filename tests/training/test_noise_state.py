@@ -603,6 +603,23 @@ def test_a_key_that_was_never_charged_does_not_explain_the_charge_of_a_copy(plac
         go(run_of(place), folder)
 
 
+def test_a_stop_before_the_next_attempt_keeps_the_key_of_a_charge_that_the_run_does_not_hold(place, monkeypatch):
+    """A process is killed between both charges; the next one stops before it is charged. The third one goes on."""
+    folder = place / "r"
+    with monkeypatch.context() as patch:
+        patch.setattr(noise_state.NoiseState, "save", lambda *_, **__: None)  # killed: no history is saved
+        go(run_of(place), folder, stop=3)
+        patch.setattr(Ledger, "charge", Mock(side_effect=RuntimeError))
+        with pytest.raises(RuntimeError):
+            go(run_of(place), folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(PopulationLedger, "charge", Mock(side_effect=RuntimeError))
+        with pytest.raises(RuntimeError):
+            go(run_of(place), folder)
+    assert go(run_of(place), folder, stop=4) == [4]
+    assert go(run_of(place), folder) == [5]
+
+
 @pytest.mark.parametrize("seed", [None, 1])
 def test_the_charge_of_an_attempt_names_its_key_and_does_not_reveal_it(place, seed):
     """The charges of a seeded run are not named: a repetition has the same keys, and each charge is a line of its own."""

@@ -217,7 +217,10 @@ class NoiseState:
             normals_P = standard_normals(generator_from_key(record.key), self._num_parameters, self._device)
             self._history.next(normals_P)
         self._saved_index = start
-        self._check_population([record for record in records if record.index == charged])
+        uncharged = [record for record in records if record.index == charged]
+        self._check_population(uncharged)
+        # Kept until the next attempt is charged: one of them may explain a charge that the run's ledger does not hold.
+        self._records += uncharged
 
     def _check_population(self, uncharged: list[KeyRecord]) -> None:
         """Check that the population's ledger holds no charge of this run that came from a copy of the run folder.
