@@ -905,10 +905,11 @@ def larger_norm(root: Path) -> RuleVerdict:
     paid = difference(rule["id"], baseline, first, [at], root)
     left = combined(rule["id"], {best: 1, baseline: share - 1, first: -share}, at, root)
     words = f"{share:g} of that minus the cost of {best.removesuffix('-seed')}: {left}"
+    has_cost = paid.is_between(0.0) or None  # the rule cannot tell if S = 15 may cost nothing
     return joined(
         _has_learned(baseline, at, root),
-        (paid.is_between(0.0) or None, f"S = 15 costs {paid}"),
-        (left.is_between(0.0), words),
+        (has_cost, f"S = 15 costs {paid}"),
+        (left.is_between(0.0) if has_cost else None, words),
     )
 
 

@@ -599,7 +599,7 @@ def _mean_cell(folders: Sequence[Path], at: int, every: int = 1) -> str:
     """
     if not folders:
         return NOT_RUN
-    mean, reached = _mean(folders, at, every), len(accuracy(folders, at))
+    mean, reached = _mean(folders, at, every), len(accuracy(folders, at, every))
     some = "" if reached == len(folders) else f" ({reached} of {len(folders)} seeds)"
     if mean:
         return f"{mean} %{some}"

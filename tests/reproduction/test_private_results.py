@@ -471,6 +471,14 @@ def test_expectations_on_blogs_can_hold_fail_and_stay_open(tmp_path, larger, ada
     assert [title.split()[0] for title in titles] == ["Larger", "Adaptive", "A"]
 
 
+def test_a_larger_s_is_undecided_if_s_15_may_cost_nothing(tmp_path):
+    levels = {"growing-baseline": 20.0, "growing-S15-sigma0.003": 20.0, "flat-S20-sigma0.003": 18.0}
+    for name, value in (levels | {"flat-S30-sigma0.003": 19.0}).items():
+        make_seeds(tmp_path, name, {100: value, 3000: value})
+    judged = private_results.verdicts(private_results.REVIEWS, private_results.LONG, tmp_path)
+    assert judged["expect-larger-S"].outcome == "cannot tell"
+
+
 @pytest.mark.parametrize(
     ("levels", "expected"),
     [
