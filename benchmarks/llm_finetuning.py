@@ -294,6 +294,7 @@ def trained_result(job: Job, run: Any, folder: Path, engine: Any, until: float) 
         "seconds": round(seconds, 1),
         "population": run.plan.population,
         "noise_multiplier": getattr(run.plan.noise, "noise_multiplier", 0.0),
+        "charged": statement["rounds"]["charged"],
         "claimed": statement["claimed"],
         "delta": statement["delta"],
     }

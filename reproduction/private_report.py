@@ -31,6 +31,7 @@ from reproduction.private_results import (
     charges,
     cost,
     folders_of,
+    lora_charges,
     mean_curve,
     private_norm,
     sittings,
@@ -281,7 +282,7 @@ def report() -> str:
             {"private": private, "baseline, C = 5,000": folders_of("baseline-C5000-seed")[0]}
         ),
         by_round=tables.rounds_of_private(),
-        composed=_composed(statement["delta"]),
+        composed=composed(statement["delta"]),
         tables=tables.all_tables(),
         interrupted=tables.interrupted_tables(),
         interrupted_at=f"{', '.join(first_ends)} and {last_end}",
@@ -298,17 +299,22 @@ def _pace(sitting: dict[str, Any]) -> float:
     return (last["round"] - first["round"]) * 5000 / max(last["seconds"] - first["seconds"], 1e-9)
 
 
-def _composed(delta: float) -> dict[str, Any]:
+def composed(delta: float, root: Path = REVIEWS) -> dict[str, Any]:
     """Return the epsilon of all private runs together, by two accountants, with the charged rounds of each run.
 
     Their results are published together, so their costs add up. The rounds of the interrupted run count as well.
+
+    Args:
+        delta: The delta of the claim.
+        root: Folder of the results on reviews_81.
     """
     runs = [
         folder
         for name in ("private", "public-start", "epsilon", *(f"z1-C{users}" for users in Z1))
-        for folder in folders_of(name)
+        for folder in folders_of(name, root)
     ]
     charged = {folder.name: charges(folder) for folder in runs if (folder / "ledger.jsonl").exists()}
+    charged |= lora_charges(root)
     lost = charges(INTERRUPTED / "private")
     events = [*lost, *(one for each in charged.values() for one in each)]
     listed = ", ".join(f"{name} ({sum(n for _, n in each):,})" for name, each in charged.items())

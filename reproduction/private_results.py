@@ -30,7 +30,7 @@ from reproduction.private_run import CANDIDATES, FAR, WORDS_OF, read_metrics, sm
 from reproduction.recipes import TRADES
 from reproduction.render_rules import load as load_rules
 from unheard.privacy.accountants import epsilon
-from unheard.privacy.events import Event, from_record
+from unheard.privacy.events import Event, PoissonGaussian, from_record
 
 HERE = Path(__file__).resolve().parent
 REVIEWS, BLOGS = HERE / "results" / "reviews_81", HERE / "results" / "blogs_64"
@@ -421,6 +421,21 @@ def lora_results(root: Path) -> dict[float | str | None, list[dict[str, Any]]]:
     for line in map(json.loads, file.read_text().splitlines() if file.exists() else []):
         by_epsilon.setdefault("base" if line["kind"] == "base" else line["epsilon"], []).append(line)
     return by_epsilon
+
+
+def lora_charges(root: Path) -> dict[str, list[tuple[Event, int]]]:
+    """Return the events of each private run of SmolLM2 and how often each was charged, by the name of the run.
+
+    Args:
+        root: Folder of the results on reviews_81.
+    """
+    events = {}
+    for claim in FAR:
+        for line in lora_results(root).get(claim, []):
+            q = line["settings"]["users_per_round"] / line["population"]
+            event = PoissonGaussian(sampling_prob=q, noise_multiplier=line["noise_multiplier"])
+            events[f"SmolLM2-epsilon{claim}-seed{line['seed']}"] = [(event, line["charged"])]
+    return events
 
 
 def far_lora(root: Path) -> RuleVerdict:

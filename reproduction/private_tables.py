@@ -85,7 +85,7 @@ def state_table(root: Path = REVIEWS) -> Table:
     for step, home in homes.items():
         runs = private_run.named_runs(step, BLOGS)
         wanted = {home / name: run.rounds for name, (run, _) in runs.items()}
-        wanted |= dict.fromkeys(root.glob(f"{step}-repetition*"), max(wanted.values()))
+        wanted |= {folder: run.rounds for name, (run, _) in runs.items() for folder in root.glob(f"{name}-repetition*")}
         records = {folder: sittings(folder) for folder in wanted if (folder / "sittings.jsonl").exists()}
         if not records:
             rows.append((step, f"{len(runs)}", NOT_RUN, "", "", ""))
@@ -111,7 +111,8 @@ def state_table(root: Path = REVIEWS) -> Table:
         note="Minutes and users/s are those of the first run of a step and of the runs that trained side by side with it, "
         "with start and evaluations, on one NVIDIA H200. Table 2 ran as five processes of three seeds at the same time; "
         "z1-C1667 and baseline-C1667 shared the GPU with C1250 and z1-C1250. The steps `long-…` are on reviews_1600_200k; 5 to "
-        "16 of their processes shared the GPU. The steps `fedsgd-…` are on blogs_1600, as 11 to 16 processes.",
+        "16 of their processes shared the GPU. The steps from `fedsgd-clipping` on are on blogs_1600; 11 to 16 processes of "
+        "`fedsgd-…` shared the GPU.",
     )
 
 

@@ -510,7 +510,8 @@ def make_lora(place: Path, tops: dict[float | None, float], seeds: int = 3) -> N
             metrics = {"accuracy_top1": top / 100 + 1e-5 * seed}
             line = {"kind": "users", "epsilon": claim, "seed": seed, "metrics": metrics, "settings": settings}
             spent = {"epsilon": "infinity" if claim is None else claim}
-            lines.append(line | {"population": 750_000, "claimed": spent, "noise_multiplier": 0.5})
+            noise = {"noise_multiplier": 0.0 if claim is None else 0.5, "charged": 101}
+            lines.append(line | noise | {"population": 750_000, "claimed": spent})
     (place / "smollm2").mkdir()
     (place / "smollm2" / "results.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
@@ -526,6 +527,21 @@ def test_noise_may_cost_smollm2_little_or_much(tmp_path, at_1, seeds, expected):
     assert table.rows[0] == ("not fine-tuned", "1", "30.00 %", "", "", "")
     assert table.rows[1][3:] == ("", "", "0.0027, 0.27")
     assert table.rows[2][3:] == ("1.00", "0.500", "0.0027, 0.27")
+
+
+def test_runs_of_smollm2_add_to_the_epsilon_of_all_private_runs(tmp_path):
+    make_run(tmp_path / "private", flat(25))
+    before = private_report.composed(1e-6, tmp_path)
+    make_lora(tmp_path, {None: 40.0, 2.0: 40.0, 1.0: 40.0}, seeds=2)
+    after = private_report.composed(1e-6, tmp_path)
+    names = [f"SmolLM2-epsilon{claim}-seed{seed} (101)" for claim in (1, 2) for seed in (1, 2)]
+    assert after["charged"] == ", ".join(["private (5,000)", *names])
+    lost = private_results.charges(private_tables.INTERRUPTED / "private")
+    events = [*lost, *private_results.charges(tmp_path / "private")]
+    events.append((PoissonGaussian(sampling_prob=2000 / 750_000, noise_multiplier=0.5), 404))
+    assert after["rdp"] == pytest.approx(epsilon(events, 1e-6, "rdp"), rel=1e-9)
+    assert after["rdp"] > before["rdp"]
+    assert after["pld"] > before["pld"]
 
 
 @pytest.mark.parametrize(("lora", "expected"), [(0.5, "held"), (0.1, "did not hold"), (0.31, "cannot tell")])
@@ -800,6 +816,17 @@ def test_new_results_fill_the_tables_and_figures_of_the_page(tmp_path):
     assert "of the paper’s 30 conclusions are tested" in content["counts"]
     states = {row[0]: row[2] for row in content["state"].rows}
     assert (states["private"], states["z1-C1250"]) == ("1 complete", "not run")
+
+
+def test_the_table_of_steps_counts_every_repetition(tmp_path):
+    origin = {"device": "NVIDIA H200", "date": "2026-11-17", "commit": "0" * 40, "users_per_second": 1.0}
+    for name in ("epsilon8-correlated", "epsilon8-correlated-repetition2", "epsilon1-correlated-repetition3"):
+        make_run(tmp_path / name, flat(25))
+        sitting = {"from_round": 0, "to_round": 5000, "seconds": 60.0, "marks": [], **origin}
+        (tmp_path / name / "sittings.jsonl").write_text(json.dumps(sitting) + "\n")
+    states = {row[0]: row[2] for row in private_tables.state_table(tmp_path).rows}
+    assert states["far"] == "3 complete; 7 not run"
+    assert states["far-public"] == "not run"
 
 
 def test_the_bigram_is_counted_on_all_training_users(tmp_path):
