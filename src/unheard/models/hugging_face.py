@@ -525,7 +525,7 @@ class HuggingFaceModel(BaseModel):
             )
         same = made_with.definition == self._tokenizer.definition
         if not same and made_with.tokenizer.to_str() != self._tokenizer.tokenizer.to_str():
-            raise ModelError(f"The corpus was tokenized with another tokenizer instead of that of {self.path}. {cure}")
+            raise ModelError(f"The corpus was tokenized with another tokenizer than that of {self.path}. {cure}")
         if vocabulary != self.words:
             raise ModelError(
                 f"The vocabulary of the corpus has other tokens, or another order, than the tokenizer of {self.path}. {cure}"
