@@ -250,6 +250,51 @@ def test_a_ledger_that_is_put_back_to_before_it_was_joined_is_refused(tmp_path, 
             read()
 
 
+@pytest.fixture
+def shortened(tmp_path):
+    """Return a store whose ledger lost the last two of three charges after the store recorded it, and a second store."""
+    first = unheard.prepare(posts(tmp_path, "october", range(60)), tmp_path / "october", held_out=0.1)
+    population = ledger_of(first)
+    for number in range(3):
+        population.charge("a run", number, ROUND, number)
+    population.remember()
+    lines = population.path.read_bytes().splitlines(keepends=True)
+    population.path.write_bytes(b"".join(lines[:-2]))
+    second = unheard.prepare(posts(tmp_path, "november", range(20, 90)), tmp_path / "november", held_out=0.1)
+    return first, second
+
+
+def test_a_named_ledger_is_compared_with_the_store_that_it_lies_in(shortened):
+    first, second = shortened
+    ledger, record = first.path / "ledger.jsonl", (first.path / RECORD).read_bytes()
+    for read in (
+        lambda: open_population_ledger(second.path, second.name, [], ledger),
+        lambda: read_population_ledger(second.path, ledger),
+    ):
+        with pytest.raises(LedgerError, match="shortened or replaced"):
+            read()
+    assert (first.path / RECORD).read_bytes() == record
+
+
+def test_the_position_of_a_shortened_ledger_is_not_recorded_when_it_has_grown_again(shortened):
+    first, _ = shortened
+    record = (first.path / RECORD).read_bytes()
+    population = PopulationLedger.open(first.path / "ledger.jsonl", {})
+    population.remember()  # shorter than recorded: the record stays
+    for number in range(1, 5):
+        population.charge("a run", number, ROUND, number)
+    with pytest.raises(LedgerError, match="shortened or replaced"):
+        population.remember()
+    assert (first.path / RECORD).read_bytes() == record
+
+
+def test_a_shortened_ledger_is_not_taken_over(shortened):
+    first, second = shortened
+    continue_ledger(second.path, first.path / "ledger.jsonl")
+    with pytest.raises(LedgerError, match="shortened or replaced"):
+        ledger_of(second)
+
+
 def test_a_ledger_that_took_over_charges_and_was_lost_is_not_begun_anew(tmp_path):
     october = unheard.prepare(posts(tmp_path, "october", range(60)), tmp_path / "october", held_out=0.1)
     ledger_of(october).charge("a run", 0, ROUND, 0)

@@ -302,13 +302,21 @@ class PopulationLedger:
         """Record the position of the ledger in the store, so that a later cut of the ledger is detected.
 
         It is recorded in the store that it was opened for, and in the store that it lies in.
+
+        Raises:
+            LedgerError: The ledger lacks charges that one of these stores has recorded.
         """
         places = {self._home} if self._home is not None else set()
         if (self.path.parent / RECORD).exists():
             places.add((self.path.parent, self.path))
         for store, path in places:
             with _advice_on_failure(store):
-                remember_position(store, path, self.position_at(path))
+                known, position = known_position(store, path), self.position_at(path)
+                # DP: a later position would hide that charges were cut off before. Another process may know a longer
+                # ledger; then the record stays as it is.
+                if known is None or not _is_later(known, position):
+                    _check_position(self, known, path)
+                remember_position(store, path, position)
 
     def set_budget(self, budget: Budget) -> None:
         """Set what all runs together may spend, including what is spent already.
@@ -541,11 +549,15 @@ def open_population_ledger(
             raise LedgerError(
                 f"[privacy] ledger = {str(path)!r} cannot be created ({error.strerror}). Choose another folder."
             ) from None
-    position = known_position(Path(store), path)
-    population = PopulationLedger.open(path, {"corpus": corpus}, must_exist=must_exist or position is not None)
-    _check_position(population, position, path)
+    known = _known_positions(Path(store), path)
+    population = PopulationLedger.open(path, {"corpus": corpus}, must_exist=must_exist or any(known))
+    for position in known:
+        _check_position(population, position, path)
     if (earlier := ledger_to_join(Path(store))) is not None:
-        population.take_over(PopulationLedger.open(earlier, {}, must_exist=True))
+        position = known_position(earlier.parent, earlier)
+        joined = PopulationLedger.open(earlier, {}, must_exist=True)
+        _check_position(joined, position, earlier)
+        population.take_over(joined)
         mark_joined(Path(store))
     name = vocabulary_run(corpus)
     if vocabulary_events:
@@ -569,9 +581,10 @@ def read_population_ledger(store: Path, ledger: Path) -> PopulationLedger:
         LedgerError: The ledger is damaged, shortened or replaced, or the store's record of its ledgers is damaged.
     """
     # A run may be training meanwhile. The ledger only grows, so a position that is read first is in the ledger later.
-    position = known_position(store, ledger)
+    known = _known_positions(store, ledger)
     population = PopulationLedger.read(ledger)
-    _check_position(population, position, ledger)
+    for position in known:
+        _check_position(population, position, ledger)
     return population
 
 
@@ -611,6 +624,23 @@ def known_position(store: Path, ledger: Path) -> Mapping[str, Any] | None:
     return _read_record(store)["known"].get(_record_key(store, ledger))
 
 
+def _known_positions(store: Path, ledger: Path) -> list[Mapping[str, Any] | None]:
+    """Return the positions of a ledger that a store and the store that the ledger lies in have recorded.
+
+    Args:
+        store: The folder of the token store.
+        ledger: The file of the population's ledger, in this or another folder.
+    """
+    # DP: the ledger may have been cut before this store was charged to it for the first time.
+    return [known_position(place, ledger) for place in (store, ledger.parent)]
+
+
+def _is_later(known: Mapping[str, Any], position: Mapping[str, Any]) -> bool:
+    """Whether a recorded position is one of the same ledger with more charges."""
+    is_same = known["ledger"] == position["ledger"] and type(known["length"]) is int
+    return is_same and known["length"] > position["length"]
+
+
 def known_ledgers(store: Path) -> list[Path]:
     """Return the files of all ledgers that the store has recorded. A ledger outside the store may not be there.
 
@@ -641,7 +671,7 @@ def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) ->
         known = record["known"].get(key)
         # DP: another run may have recorded a later position meanwhile. Replacing it by an earlier one could hide a cut
         # of the ledger.
-        is_later = known and known["ledger"] == position["ledger"] and known["length"] > position["length"]
+        is_later = known is not None and _is_later(known, position)
         return {**record, "known": {**record["known"], key: known if is_later else dict(position)}}
 
     record = _read_record(store)
