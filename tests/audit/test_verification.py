@@ -222,6 +222,14 @@ def test_another_declaration_than_that_of_the_run_file_and_of_the_population_doe
     assert "facts" in with_declared(folder, rounds=6, phases=[{"from_round": 0, "event": cheaper}])
 
 
+def test_a_ledger_that_lost_its_declaration_does_not_fit(folder):
+    def without(records):
+        return [{**records[0], "facts": {k: v for k, v in records[0]["facts"].items() if k != "declared"}}, *records[1:]]
+
+    (folder / "ledger.jsonl").write_bytes(resealed(lines_of(folder), without))
+    assert "another declaration" in wrong(folder)["population"]
+
+
 def test_an_edited_run_file_does_not_fit(folder):
     file = folder / "run.toml"
     file.write_text(file.read_text().replace("noise_multiplier = 0.5", "noise_multiplier = 0.1"))
@@ -656,6 +664,18 @@ def test_charges_from_before_the_first_round_are_in_the_ledger_and_of_no_round(r
     read = verification.Folder(RunFolder(Path("nowhere")), run=run, ledger=ledger)  # pyright: ignore[reportArgumentType]
     with pytest.raises(verification.CheckFailed, match=f"declares {past} charges before the first round"):
         [*verification._charges(read)]
+
+
+@pytest.mark.parametrize("line", range(7))
+def test_every_charge_is_compared_with_the_plan_also_of_rounds_that_were_repeated(run, line):
+    rounds, event = [0, 1, 2, 1, 2, 3, 3], run.plan.at(0, run.model.layout).event()
+    assert isinstance(event, PoissonGaussian)
+    other = replace(event, noise_multiplier=1.001 * event.noise_multiplier)
+    for changed in (None, line):
+        entries = [Entry(event=other if k == changed else event, round=at, hash="") for k, at in enumerate(rounds)]
+        ledger = FakeLedger(facts={"start": {"charges": 0}}, entries=entries)
+        read = verification.Folder(RunFolder(Path("nowhere")), run=run, ledger=ledger)  # pyright: ignore[reportArgumentType]
+        assert verification._finding("charges", verification._charges, read).fits is (changed is None)
 
 
 @pytest.mark.parametrize(
