@@ -77,3 +77,11 @@ def test_no_part_of_a_checkpoint_or_a_model_can_be_exchanged_within_it(tmp_path)
         save_file(changed, path, {"unheard": json.dumps({**metadata, "facts": said})})
         with pytest.raises(CheckpointCorrupt, match="does not read back"):
             _load(path, "")
+
+
+def test_of_a_round_that_was_repeated_the_latest_evaluation_counts(tmp_path):
+    folder = RunFolder(tmp_path)
+    rounds = [2, 4, 6, 4, 6, 6, 8]
+    rows = [{"round": at, "epsilon": 0.1 * line, "accuracy_top1": 0.01 * line} for line, at in enumerate(rounds)]
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert folder.read_metrics(check=False) == [rows[0], rows[3], rows[5], rows[6]]

@@ -224,7 +224,10 @@ def test_another_declaration_than_that_of_the_run_file_and_of_the_population_doe
 
 def test_a_ledger_that_lost_its_declaration_does_not_fit(folder):
     def without(records):
-        return [{**records[0], "facts": {k: v for k, v in records[0]["facts"].items() if k != "declared"}}, *records[1:]]
+        return [
+            {**records[0], "facts": {k: v for k, v in records[0]["facts"].items() if k != "declared"}},
+            *records[1:],
+        ]
 
     (folder / "ledger.jsonl").write_bytes(resealed(lines_of(folder), without))
     assert "another declaration" in wrong(folder)["population"]

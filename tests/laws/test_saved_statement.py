@@ -126,3 +126,10 @@ def test_two_computations_of_a_figure_may_differ_by_the_slack_and_no_more(expect
     for other in (str(expected), None, [expected], {"epsilon": expected}):
         assert not saved_statement._agree(other, expected)
         assert not saved_statement._agree(expected, other)
+
+
+@pytest.mark.parametrize("delta", [6.4e-4, 1e-5, 3.4e-7, 1e-8])
+def test_a_delta_that_is_a_fiftieth_larger_or_smaller_is_noticed(delta):
+    for factor in (0.98, 1.02, 100):
+        assert not saved_statement._agree(factor * delta, delta)
+        assert not saved_statement._agree({"curve": [[1.0, factor * delta]]}, {"curve": [[1.0, delta]]})

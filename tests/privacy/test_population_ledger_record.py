@@ -288,6 +288,20 @@ def test_the_position_of_a_shortened_ledger_is_not_recorded_when_it_has_grown_ag
     assert (first.path / RECORD).read_bytes() == record
 
 
+def test_both_stores_remember_the_position_of_a_ledger_that_lies_in_one_of_them(tmp_path):
+    first, second = (
+        unheard.prepare(posts(tmp_path, name, range(30)), tmp_path / name, held_out=0.1) for name in ("first", "second")
+    )
+    ledger_of(first)
+    ledger = first.path / "ledger.jsonl"
+    population = open_population_ledger(second.path, second.name, [], ledger)
+    for number in range(3):
+        population.charge("a run", number, ROUND, number)
+    population.remember()
+    for store in (first.path, second.path):
+        assert known_position(store, ledger) == population.position_at(ledger)
+
+
 def test_a_shortened_ledger_is_not_taken_over(shortened):
     first, second = shortened
     continue_ledger(second.path, first.path / "ledger.jsonl")

@@ -217,3 +217,13 @@ def test_a_grade_ends_where_the_page_says(compared, epsilon, grade):
     assert words.grade == grade
     if grade != "none":
         assert "A warning of its own." in words.warnings
+
+
+@pytest.mark.parametrize("epsilon", [0.001, 0.5, 1.0, 8.0, 13.8, 13.9, 14.0, 16.2, 19.0, 20.7, 20.8, 50.0, 699.0])
+def test_the_factor_of_the_odds_is_never_rounded_down_and_hardly_up(epsilon):
+    text = odds_factor(epsilon)
+    raised = text.removeprefix("10").translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789"))
+    is_power = text != "10" and any(digit in text for digit in "⁰¹²³⁴⁵⁶⁷⁸⁹")
+    shown = int(raised) * math.log(10) if is_power else math.log(float(text.replace(",", "")))
+    assert is_power is (epsilon > math.log(1e6))
+    assert epsilon - 1e-9 <= shown <= epsilon + (math.log(10) if is_power else math.log(1.01))
