@@ -232,6 +232,40 @@ def test_a_damaged_personal_model_is_named(folder):
         open_model(folder)
 
 
+def test_a_changed_file_of_a_personal_model_is_an_error(released, made, run_folder, tmp_path):
+    """The statement that is shown, and the parameters, are those that were written together."""
+    statement = run_statement(RunFolder.open(run_folder))
+    for name, said in (("mine", statement), ("other", {**statement, "warnings": []})):
+        save_personal(released, made, said, tmp_path / name)
+    folder, record = tmp_path / "mine", json.loads((tmp_path / "mine" / RECORD).read_text())
+    smaller = {**record["statement_of_the_shared_model"], "claim": "ε = 0"}
+    other = {**json.loads((tmp_path / "other" / RECORD).read_text()), "params_sha256": "0" * 64}
+    without = {key: value for key, value in record.items() if key != "sha256"}
+    for changed in (
+        {**record, "statement_of_the_shared_model": smaller},
+        {**record, "passes": 0},
+        other,
+        without,
+        [],
+        3,
+    ):
+        (folder / RECORD).write_text(json.dumps(changed))
+        with pytest.raises(RunFolderError, match="unheard personalize"):
+            open_model(folder)
+    older = {key: value for key, value in without.items() if key != "params_sha256"}  # as older versions wrote it
+    (folder / RECORD).write_text(json.dumps(older))
+    assert open_model(folder).statement == statement
+    (folder / RECORD).write_text(json.dumps(record))
+    content = (folder / MODEL).read_bytes()
+    (folder / MODEL).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(RunFolderError, match="was changed"):
+        open_model(folder)
+    (folder / MODEL).unlink()
+    os.mkfifo(folder / MODEL)
+    with pytest.raises(RunFolderError, match="not a regular file"):
+        open_model(folder)
+
+
 def test_models_with_features_and_other_cells_can_be_finished_too(released, plan):
     for kind in ("tied_gru", "tied_lstm"):
         size = dict(vocabulary_size=50, embedding_size=6, hidden_size=8, user_features=2)

@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import shutil
 import math
 import re
 
@@ -331,6 +332,18 @@ def test_a_missing_audit_is_none_and_a_damaged_one_an_error(tmp_path):
         path.write_text(damaged)
         with pytest.raises(RunFolderError, match="unheard audit"):
             read_audit(tmp_path, "mine")
+
+
+def test_a_link_to_an_audit_that_leads_nowhere_is_an_error(tmp_path):
+    """The audit may have refuted the claim."""
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "audit.json").symlink_to("nowhere")
+    with pytest.raises(RunFolderError, match="not the record of an audit"):
+        read_audit(tmp_path, "mine")
+    shutil.rmtree(tmp_path / "audit")
+    (tmp_path / "audit").symlink_to("nowhere")
+    with pytest.raises(RunFolderError, match="not the record of an audit"):
+        read_audit(tmp_path, "mine")
 
 
 def test_an_audit_that_refutes_the_claim_is_prominent_in_every_format(content):

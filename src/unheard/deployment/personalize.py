@@ -17,6 +17,7 @@ has no run file and no ledger, and `init_from` cannot read its model file, so no
 export it or train from it.
 """
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from unheard.deployment.step import stepper_for
 from unheard.errors import InputError, InvalidValue, RunFolderError, RunFolderExists
 from unheard.evaluation.next_word import evaluate
 from unheard.models.model import loss_gradient, unknown_features
+from unheard.run_folder import record_digest
 from unheard.training.released import Released
 from unheard.training.run import MODELS
 from unheard.updates.user_update import User, batches_of, windows_of
@@ -247,7 +249,10 @@ def save_personal(released: Released, result: PersonalResult, statement: dict[st
         "statement_of_the_shared_model": statement,
     }
     own = {name: t.detach().clone().contiguous() for name, t in model.layout.split(result.params_P).items()}
-    files = {RECORD: json.dumps(record).encode(), MODEL: safetensors.torch.save(own, {"personal": NOT_FOR_OTHERS})}
+    params = safetensors.torch.save(own, {"personal": NOT_FOR_OTHERS})
+    record["params_sha256"] = hashlib.sha256(params).hexdigest()
+    record["sha256"] = record_digest(record)
+    files = {RECORD: json.dumps(record).encode(), MODEL: params}
     target = check_output_folder(out)
     # The folder appears with all files or not at all, and at no time can another account read a file.
     with storage.staged_folder(target) as folder:
@@ -264,11 +269,14 @@ def open_personal(path: Path) -> LoadedModel:
         RunFolderError: The folder is damaged or incomplete.
         ModelError: The privacy statement in the folder cannot be read.
     """
+    if special := storage.special_file(path):
+        raise RunFolderError(f"{special} is not a regular file. Make the personal model again: unheard personalize.")
     try:
         record = parse_json((path / RECORD).read_text(encoding="utf-8"))
+        params = (path / MODEL).read_bytes()
+        _check_digests(record, params)
         model = part_of_kind(MODELS, record["model"], "model")
-        with safetensors.safe_open(path / MODEL, framework="pt") as file:  # pyright: ignore[reportPrivateImportUsage]
-            params_P = model.layout.join({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        params_P = model.layout.join(safetensors.torch.load(params))
         return LoadedModel(
             name=path.resolve().name,
             kind="personal",
@@ -281,3 +289,17 @@ def open_personal(path: Path) -> LoadedModel:
         raise RunFolderError(
             f"{path} is not a complete personal model ({error}). Make it again: unheard personalize."
         ) from None
+
+
+def _check_digests(record: Any, params: bytes) -> None:
+    """Raise `ValueError` if the record or the parameters of a personal model are not those that were written.
+
+    Args:
+        record: The content of `personal.json`. Older versions wrote no digests; then nothing is compared.
+        params: The content of the file of the parameters.
+    """
+    if not {"sha256", "params_sha256"} & set(record):
+        return
+    # DP: a statement that was changed, or of another run, would be shown as that of the shared model.
+    if record["sha256"] != record_digest(record) or record["params_sha256"] != hashlib.sha256(params).hexdigest():
+        raise ValueError("a file was changed, or is that of another model")

@@ -22,6 +22,7 @@ Jinja2 templates of `templates/`. `markdown_line` removes control characters and
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -230,7 +231,8 @@ def read_audit(folder: str | Path, run: str) -> dict[str, Any] | None:
         RunFolderError: The record cannot be read, or belongs to another run.
     """
     path = Path(folder) / "audit" / "audit.json"
-    if not path.exists():
+    # DP: a lower bound that cannot be found must not be left out beside the claim.
+    if not os.path.lexists(path.parent if path.parent.is_symlink() else path):
         return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
