@@ -29,6 +29,7 @@ from reproduction.private_results import (
     SEEDED,
     RuleVerdict,
     charges,
+    checked_statement,
     cost,
     folders_of,
     lora_charges,
@@ -42,6 +43,7 @@ from reproduction.private_tables import INTERRUPTED, POPULATION, ROUNDS
 from reproduction.recipes import TRADES, TRADES_PER_LAYER
 from reproduction.render_rules import TEMPLATES
 from reproduction.render_rules import load as load_rules
+from unheard.errors import UnheardError
 from unheard.privacy.accountants import epsilon
 from unheard.report.tables import Table
 
@@ -142,7 +144,7 @@ def section(root: Path = REVIEWS) -> dict[str, Any] | None:
 def sentences(root: Path = REVIEWS) -> list[str]:
     """Return two texts that summarise the private run: its settings and time, then its accuracy and epsilon."""
     private = root / "private"
-    statement = json.loads((private / "statement.json").read_text())
+    statement = checked_statement(private)
     seen, counts = sittings(private), load(private)
     low, high = accuracy_interval([private])
     q, done, stated = 5000 / POPULATION, seen[-1]["to_round"], statement["epsilon"]
@@ -263,7 +265,7 @@ def _suggestions(kept: dict[str, Path]) -> Table:
 def report() -> str:
     """Return the report in Markdown, with paragraphs wrapped at 120 characters."""
     private, judged = REVIEWS / "private", verdicts()
-    statement = json.loads((private / "statement.json").read_text())
+    statement = checked_statement(private)
     ends = [REVIEWS / name / "baseline-seed1" for name in ("interrupted", "interrupted_second")]
     ends += [INTERRUPTED / name for name in ("private", "baseline-C5000-seed1")]
     *first_ends, last_end = (f"{tables.last_round(folder):,}" for folder in ends)
@@ -327,10 +329,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="a Markdown file; default: standard output")
     out = parser.parse_args().out
+    try:
+        text = report()
+    except UnheardError as error:
+        parser.exit(2, f"{error}\n")
     if out is None:
-        print(report(), end="")
+        print(text, end="")
     else:
-        out.write_text(report(), encoding="utf-8")
+        out.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

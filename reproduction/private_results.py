@@ -29,8 +29,13 @@ from reproduction.printed import TABLE_1, TABLE_2, by_accountant, moments
 from reproduction.private_run import CANDIDATES, FAR, WORDS_OF, read_metrics, smoothed
 from reproduction.recipes import TRADES
 from reproduction.render_rules import load as load_rules
+from unheard.errors import LedgerError, RunFolderError
 from unheard.privacy.accountants import epsilon
-from unheard.privacy.events import Event, PoissonGaussian, from_record
+from unheard.privacy.events import Event, PoissonGaussian
+from unheard.privacy.ledger import Ledger
+from unheard.privacy.run_ledger import check_ledger, saved_positions
+from unheard.privacy.saved_statement import EPSILON_SLACK
+from unheard.run_folder import RunFolder
 
 HERE = Path(__file__).resolve().parent
 REVIEWS, BLOGS = HERE / "results" / "reviews_81", HERE / "results" / "blogs_64"
@@ -102,11 +107,56 @@ def complete(name: str, at: int, root: Path) -> list[Path]:
     return [path for path in folders_of(name, root) if accuracy([path], at) and (path / "per_user.npz").exists()]
 
 
+def charged_ledger(folder: Path) -> Ledger:
+    """Return the ledger of a run, after checking that nothing of it was changed or is missing.
+
+    Raises:
+        LedgerError: The ledger is damaged, or lacks a charge that another file of the folder shows: the model, a
+            checkpoint or an evaluation.
+    """
+    files = RunFolder(folder)
+    files.check_files()
+    ledger = Ledger.read(files.ledger)
+    check_ledger(ledger, saved_positions(files))
+    rounds = max((row["round"] for row in read_metrics(folder)), default=0)
+    is_whole = set(range(rounds)) <= {entry.round for entry in ledger.entries}
+    # A shortened ledger would make the published epsilon too small.
+    if not is_whole:
+        raise LedgerError(
+            f"{ledger.path} lacks charges of this run: it was shortened or replaced. Put the right one back."
+        )
+    return ledger
+
+
+def checked_statement(folder: Path) -> dict[str, Any]:
+    """Return the privacy statement of a run, after comparing its delta and its epsilons with the ledger.
+
+    Raises:
+        LedgerError: As for `charged_ledger`.
+        RunFolderError: The statement cannot be read, or has other figures.
+    """
+    path, ledger = RunFolder(folder).statement, charged_ledger(folder)
+    events = list(Counter(ledger.events).items())
+    try:
+        statement = json.loads(path.read_text(encoding="utf-8"))
+        is_same = statement["delta"] == ledger.facts["delta"] and all(
+            math.isclose(value, epsilon(events, statement["delta"], name), rel_tol=EPSILON_SLACK)
+            for name, value in statement["epsilon"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        is_same = False
+    if not is_same:
+        raise RunFolderError(f"{path} is damaged, or its figures are not those of the ledger. Put the right one back.")
+    return statement
+
+
 def charges(folder: Path) -> list[tuple[Event, int]]:
-    """Return the events in the ledger of a run and how often each was charged. A repeated round counts again."""
-    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    records = Counter(json.dumps(line["event"]) for line in lines if "event" in line)  # decode each event once
-    return [(from_record(json.loads(record)), number) for record, number in records.items()]
+    """Return the events in the ledger of a run and how often each was charged. A repeated round counts again.
+
+    Raises:
+        LedgerError: As for `charged_ledger`.
+    """
+    return list(Counter(charged_ledger(folder).events).items())
 
 
 def spent(folders: Sequence[Path], delta: float, accountant: str) -> float:

@@ -2,9 +2,9 @@
 
 import doctest
 import json
-import shutil
 import math
 import re
+import shutil
 
 import pytest
 from scipy.optimize import brentq

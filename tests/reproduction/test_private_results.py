@@ -1,8 +1,10 @@
 """Verdicts about the private run and Table 2 on invented results: each rule can hold, fail, or stay undecided."""
 
+import functools
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,10 +18,12 @@ from reproduction import bootstrap, measures, private_report, private_results, p
 from unheard import TiedLSTM
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import SPECIALS, Vocabulary
+from unheard.errors import LedgerError, RunFolderError
 from unheard.evaluation.measures import score
 from unheard.evaluation.next_word import evaluate
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.events import PoissonGaussian
+from unheard.privacy.ledger import FORMAT, seal
 from unheard.updates.user_update import User
 
 USERS, TARGETS = 4000, 60
@@ -30,6 +34,21 @@ def few_resamples(request, monkeypatch):
     """Use a tenth of the resamples for intervals of invented runs, which are in a temporary folder."""
     if "tmp_path" in request.fixturenames:
         monkeypatch.setattr(bootstrap, "RESAMPLES", 200)
+
+
+@functools.cache
+def ledger_of(rounds: Sequence[int], noise_multiplier: float) -> bytes:
+    """Return the content of a ledger with a charge for each round."""
+    event = {"kind": "poisson_gaussian", "sampling_prob": 5000 / 750_947, "noise_multiplier": noise_multiplier}
+    lines, head = [], ""
+    for record in ({"ledger": FORMAT, "facts": {"delta": 3.4e-7}}, *({"round": r, "event": event} for r in rounds)):
+        line, head = seal(record, head)
+        lines.append(line)
+    return b"".join(lines)
+
+
+def write_ledger(folder: Path, rounds: Sequence[int], noise_multiplier: float = 1.0) -> None:
+    (folder / "ledger.jsonl").write_bytes(ledger_of(rounds, noise_multiplier))
 
 
 def make_run(folder: Path, at: dict[int, float], rounds: int = 5000) -> None:
@@ -46,9 +65,7 @@ def make_run(folder: Path, at: dict[int, float], rounds: int = 5000) -> None:
     more = {"words": targets_U, "word_hits": hits_U, "plain": targets_U, "plain_hits": hits_U}
     np.savez(folder / "per_user.npz", targets=targets_U, hits=hits_U, **more)  # pyright: ignore[reportArgumentType]
     if folder.name.startswith(("private", "z1", "epsilon")):
-        event = {"kind": "poisson_gaussian", "sampling_prob": 5000 / 750_947, "noise_multiplier": 1.0}
-        lines = [json.dumps({"round": number, "event": event}) for number in range(rounds)]
-        (folder / "ledger.jsonl").write_text("\n".join(['{"facts": {}}', *lines]) + "\n")
+        write_ledger(folder, range(rounds))
 
 
 def flat(value: float) -> dict[int, float]:
@@ -143,11 +160,53 @@ def test_epsilon_is_that_of_the_rounds_that_were_charged(tmp_path):
     """It includes rounds that were repeated after a stop."""
     make_run(tmp_path / "private", flat(25))
     once = private_results.spent([tmp_path / "private"], 3.4e-7, "rdp")
-    lines = (tmp_path / "private" / "ledger.jsonl").read_text().splitlines()
-    (tmp_path / "private" / "ledger.jsonl").write_text("\n".join([*lines, *lines[-500:]]) + "\n")
+    write_ledger(tmp_path / "private", (*range(5000), *range(4500, 5000)))
     again = private_results.spent([tmp_path / "private"], 3.4e-7, "rdp")
     assert private_results.charges(tmp_path / "private")[0][1] == 5500
     assert again > once == pytest.approx(3.44, abs=0.01)
+
+
+def test_a_damaged_ledger_or_statement_gives_no_published_epsilon(tmp_path):
+    """Each damage would make the epsilon smaller."""
+    folder = tmp_path / "private"
+    make_run(folder, flat(25))
+    spent = {by: private_results.spent([folder], 3.4e-7, by) for by in ("pld", "rdp")}
+    statement = {"epsilon": spent, "delta": 3.4e-7}
+    (folder / "statement.json").write_text(json.dumps(statement))
+    assert private_results.checked_statement(folder) == statement
+    smaller = {**statement, "epsilon": {**spent, "pld": spent["pld"] - 0.01}}
+    for changed in (
+        smaller,
+        {**statement, "delta": 1e-5},
+        {"delta": 3.4e-7},
+        [],
+        {**statement, "epsilon": {"pld": "1"}},
+    ):
+        (folder / "statement.json").write_text(json.dumps(changed))
+        with pytest.raises(RunFolderError, match="not those of the ledger"):
+            private_results.checked_statement(folder)
+    whole = (folder / "ledger.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    shortened = [*lines[:2001]], [*lines[:1000], *lines[1001:]], [lines[0]], []
+    edited = whole.replace(b'"noise_multiplier":1.0', b'"noise_multiplier":2.0', 1)
+    assert edited != whole
+    for content in (*map(b"".join, shortened), edited):
+        (folder / "ledger.jsonl").write_bytes(content)
+        with pytest.raises(LedgerError):
+            private_results.spent([folder], 3.4e-7, "pld")
+    (folder / "ledger.jsonl").unlink()
+    with pytest.raises(LedgerError):
+        private_results.charges(folder)
+
+
+def test_a_ledger_of_another_run_gives_no_published_epsilon(tmp_path):
+    """The model records the end of its own ledger."""
+    folder = tmp_path / "private"
+    shutil.copytree(private_results.REVIEWS / "private", folder)
+    assert private_results.charges(folder)[0][1] == 5000
+    shutil.copyfile(private_results.REVIEWS / "z1-C1250" / "ledger.jsonl", folder / "ledger.jsonl")
+    with pytest.raises(LedgerError, match="shortened or replaced"):
+        private_results.charges(folder)
 
 
 def test_figures_4_and_8_are_shown_when_their_runs_exist(tmp_path):
@@ -784,7 +843,8 @@ def test_new_results_fill_the_tables_and_figures_of_the_page(tmp_path):
         sitting = {"from_round": 0, "to_round": 5000, "seconds": 60.0, "marks": [], **origin}
         (tmp_path / name / "sittings.jsonl").write_text(json.dumps(sitting) + "\n")
         (tmp_path / name / "facts.json").write_text('{"suggestions": {"The room": ["was"]}}')
-    (tmp_path / "private" / "statement.json").write_text('{"epsilon": {"pld": 3.2, "rdp": 3.4}, "delta": 3.4e-7}')
+    spent = {by: private_results.spent([tmp_path / "private"], 3.4e-7, by) for by in ("pld", "rdp")}
+    (tmp_path / "private" / "statement.json").write_text(json.dumps({"epsilon": spent, "delta": 3.4e-7}))
     content = private_report.section(tmp_path)
     assert content is not None
     cohorts, repetitions, table_2, figure_7, *_ = content["tables"]  # then those of reviews_1600_200k
