@@ -71,6 +71,38 @@ def test_a_new_run_refuses_another_ledger_than_the_stores(own, tmp_path, how):
         list(unheard.train(own, tmp_path / "second"))
 
 
+def test_a_link_in_the_place_of_a_stores_ledger_is_compared_with_the_record_of_that_ledger(own, tmp_path):
+    """The ledger of another store has fewer charges. The store's own ledger may be moved, with a link to it."""
+    list(unheard.train(own, tmp_path / "first"))
+    ledger, moved = tmp_path / "store" / "ledger.jsonl", tmp_path / "moved.jsonl"
+    ledger.rename(moved)
+    PopulationLedger.open(tmp_path / "other" / "ledger.jsonl", {"corpus": "c"})
+    ledger.symlink_to(tmp_path / "other" / "ledger.jsonl")
+    for use in (
+        lambda: find_population_ledger(ledger, wanted=True),
+        lambda: list(unheard.train(own, tmp_path / "second")),
+    ):
+        with pytest.raises(LedgerError, match="shortened or replaced"):
+            use()
+    ledger.unlink()
+    ledger.symlink_to("nowhere")
+    with pytest.raises(LedgerError, match="is missing"):
+        store_statement(tmp_path / "store")
+    ledger.unlink()
+    ledger.symlink_to(moved)
+    list(unheard.train(own, tmp_path / "third"))
+    assert len(PopulationLedger.read(ledger).runs) == 2
+    record = json.loads((tmp_path / "store" / RECORD).read_text())
+    assert list(record["known"]) == ["ledger.jsonl"]
+    # As earlier versions recorded it.
+    (tmp_path / "store" / RECORD).write_text(
+        json.dumps({**record, "known": {str(moved): record["known"]["ledger.jsonl"]}})
+    )
+    moved.write_bytes(b"".join(moved.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(LedgerError, match="shortened or replaced"):
+        find_population_ledger(ledger, wanted=True)
+
+
 DAMAGED_RECORDS = [
     "",
     "[]",

@@ -621,7 +621,9 @@ def known_position(store: Path, ledger: Path) -> Mapping[str, Any] | None:
     Raises:
         LedgerError: The store's record is damaged.
     """
-    return _read_record(store)["known"].get(_record_key(store, ledger))
+    known = _read_record(store)["known"]
+    # An earlier version recorded a ledger to which a link in the store leads under its own path.
+    return known.get(_record_key(store, ledger)) or known.get(os.path.realpath(ledger))
 
 
 def _known_positions(store: Path, ledger: Path) -> list[Mapping[str, Any] | None]:
@@ -757,9 +759,12 @@ def _advice_on_failure(path: Path) -> Iterator[None]:
 
 
 def _record_key(store: Path, ledger: Path) -> str:
-    """Return the key of a ledger in `ledgers.json`: its path, relative to the store if it is in the store."""
-    here, there = os.path.realpath(store), os.path.realpath(ledger)
-    return os.path.relpath(there, here) if os.path.dirname(there) == here else there
+    """Return the key of a ledger in `ledgers.json`: its name if it is in the store, else its path."""
+    # DP: a link in the place of the store's ledger is compared with the record of that ledger, not with that of the
+    # file it leads to.
+    if os.path.realpath(ledger.parent) == os.path.realpath(store):
+        return ledger.name
+    return os.path.realpath(ledger)
 
 
 def _read_record(store: Path) -> dict[str, Any]:
