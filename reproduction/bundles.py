@@ -8,6 +8,7 @@ folder. No text of users is copied.
     restore([Path("out/a.tar.gz")], other_work)
 """
 
+import gzip
 import itertools
 import os
 import re
@@ -30,6 +31,8 @@ STARTS = "trade-S20-*"
 """Pattern of the runs whose final models are the first models of other runs."""
 KEPT_WHOLE = ("private*", "public*", "epsilon*", "z1-*", "baseline-C5000-*", STARTS)
 """Patterns of the runs whose model and ledgers are bundled even when the run is complete."""
+IN_STATE = "state.txt"
+"""File in the results of a run whose state is in the second file of the bundle. Without that file it is not restored."""
 PART, LIMIT = 15 * 2**20, 60 * 2**20
 """Default largest size in bytes of one file of a bundle, and of all checkpoints and models in a bundle."""
 
@@ -86,7 +89,10 @@ def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> li
             (folder / "ledger.jsonl").unlink(missing_ok=True)
             is_complete = (folder / "facts.json").exists()
             if not is_complete or any(fnmatchcase(folder.name, pattern) for pattern in KEPT_WHOLE):
-                limit -= _add_state(work, states / folder.name, limit, is_complete=is_complete)
+                size = _add_state(work, states / folder.name, limit, is_complete=is_complete)
+                if size:
+                    (folder / IN_STATE).write_text(f"The state of this run is in {target.name}.state.\n")
+                limit -= size
         written = _write_parts(copied, target, part)
         if any(states.iterdir()):
             written += _write_parts(states, target.with_name(f"{target.name}.state"), part)
@@ -183,15 +189,19 @@ def unpack(files: Sequence[Path], out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     names: set[str] = set()
     for name, parts in itertools.groupby(sorted(files), key=lambda file: re.sub(r"\.\d\d$", "", file.name)):
-        with tempfile.TemporaryFile() as joined_parts:
-            for file in parts:
-                joined_parts.write(file.read_bytes())
-            joined_parts.seek(0)
+        with tempfile.TemporaryFile() as joined_parts, tempfile.TemporaryFile() as unpacked:
             try:
-                with tarfile.open(fileobj=joined_parts, mode="r:gz") as archive:
+                for file in parts:
+                    joined_parts.write(file.read_bytes())
+                joined_parts.seek(0)
+                # The checksum is at the end, and tarfile does not read it: everything is read before a file is written.
+                with gzip.open(joined_parts) as packed:
+                    shutil.copyfileobj(packed, unpacked)
+                unpacked.seek(0)
+                with tarfile.open(fileobj=unpacked, mode="r:") as archive:
                     archive.extractall(out, filter="data")
                     names |= {Path(member).parts[0] for member in archive.getnames() if len(Path(member).parts) > 1}
-            except (EOFError, tarfile.ReadError, zlib.error) as error:
+            except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
                 raise SystemExit(f"{name}: a part is missing or damaged ({error}). Give all of its parts.") from error
     return [out / name for name in sorted(names)]
 
@@ -202,11 +212,21 @@ def restore(kept: Sequence[Path], work: Path) -> None:
     Args:
         kept: Folders of runs, as `unpack` returns them, or the files of a bundle.
         work: Folder with the stores.
+
+    Raises:
+        SystemExit: A part of the bundle is missing or damaged. No run is restored.
     """
     folders = [path for path in kept if path.is_dir()]
     with tempfile.TemporaryDirectory() as scratch:
         if files := [path for path in kept if not path.is_dir()]:
             folders += unpack(files, Path(scratch))
+        for folder in folders:
+            # Otherwise the run would start again from round 0, and what it was charged would be lost.
+            has_state = (folder / "ledger.jsonl").exists() or not (folder / IN_STATE).exists()
+            if not has_state or not (folder / "run.toml").exists():
+                raise SystemExit(
+                    f"{folder.name}: give both files of its bundle, the results and the `.state`, with all parts."
+                )
         for folder in folders:
             if not (folder / "checkpoints").exists() and not (folder / "facts.json").exists():
                 print(f"{folder.name}: starts again from round 0, because its state is not in the bundle", flush=True)

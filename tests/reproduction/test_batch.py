@@ -97,6 +97,45 @@ def test_the_results_of_a_bundle_survive_the_loss_of_a_part_of_the_state(tmp_pat
         assert (out / name / "metrics.jsonl").read_bytes() == (work / "runs" / name / "metrics.jsonl").read_bytes()
 
 
+def test_no_damaged_bundle_is_unpacked(tmp_path):
+    """A bit may fall into the content of a file, where the format of the archive has no checksum."""
+    work = tmp_path / "work"
+    make_work(work, {"then-S10-seed1": False, "then-S10-seed2": False})
+    files = bundle(work, tmp_path / "a.tar.gz", part=3000)
+    parts = [file for file in files if ".state" in file.name]
+    assert len(parts) > 1
+    for file in parts:
+        content = file.read_bytes()
+        for at in range(0, len(content), 700):
+            file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            with pytest.raises(SystemExit, match=r"a\.tar\.gz\.state: a part is missing or damaged"):
+                unpack(parts, tmp_path / "out")
+        file.unlink()
+        with pytest.raises(SystemExit, match="missing or damaged"):
+            unpack([part for part in parts if part != file], tmp_path / "out")
+        file.mkdir()
+        with pytest.raises(SystemExit, match="missing or damaged"):
+            unpack(parts, tmp_path / "out")
+        file.rmdir()
+        file.write_bytes(content)
+    assert list((tmp_path / "out").iterdir()) == []
+    assert len(unpack(files, tmp_path / "out")) == 2
+
+
+def test_no_run_is_restored_from_one_half_of_a_bundle(tmp_path):
+    """It would start again from round 0, and what it was charged would be lost."""
+    work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    make_work(work, {"then-S10-seed1": False, "private": True})
+    make_work(elsewhere, {})
+    results, state = bundle(work, tmp_path / "a.tar.gz")
+    for half in (results, state):
+        with pytest.raises(SystemExit, match="give both files of its bundle"):
+            restore([half], elsewhere)
+        assert not (elsewhere / "runs").exists()
+    restore([results, state], elsewhere)
+    assert {path.name for path in (elsewhere / "runs").iterdir()} == {"then-S10-seed1", "private"}
+
+
 def test_a_bundle_replaces_all_files_of_the_one_before(tmp_path):
     work, target = tmp_path / "work", tmp_path / "out" / "a.tar.gz"
     make_work(work, {"then-S10-seed1": False, "then-S10-seed2": False})
