@@ -136,7 +136,7 @@ def checked_statement(folder: Path) -> dict[str, Any]:
         RunFolderError: The statement cannot be read, or has other figures.
     """
     path, ledger = RunFolder(folder).statement, charged_ledger(folder)
-    events = list(Counter(ledger.events).items())
+    events, statement = list(Counter(ledger.events).items()), {}
     try:
         statement = json.loads(path.read_text(encoding="utf-8"))
         is_same = statement["delta"] == ledger.facts["delta"] and all(
