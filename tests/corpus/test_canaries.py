@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from tests.corpus.inputs import prepared, words_of, write_jsonl
-from unheard.corpus.canaries import MAX_TOKENS, Canary, read_canaries
+from unheard.corpus.canaries import MAX_TOKENS, Canary, has_canaries, read_canaries
 from unheard.corpus.encode import EncodingOptions
 from unheard.errors import CorpusCorrupt, InputError, InvalidValue
 
@@ -90,3 +90,21 @@ def test_a_stop_while_planting_does_not_plant_twice(tmp_path, monkeypatch):
             prepared(tmp_path, file, canaries=wanted, shards=3)
     done = prepared(tmp_path, file, canaries=wanted, shards=3)
     assert sum(text.count("d e f") for text in words_of(done.store)) == 20
+
+
+def test_a_lost_record_of_planted_phrases_is_an_error(tmp_path):
+    """An audit would otherwise say nothing about the phrases, which may have been memorized."""
+    assert not has_canaries(tmp_path)
+    (tmp_path / "corpus.json").write_text('{"canaries": true}')
+    with pytest.raises(CorpusCorrupt, match="is missing"):
+        has_canaries(tmp_path)
+    (tmp_path / "canaries.json").symlink_to("nowhere")
+    with pytest.raises(CorpusCorrupt, match="is damaged"):
+        read_canaries(tmp_path, 50)
+    (tmp_path / "canaries.json").unlink()
+    (tmp_path / "part.json").write_text("{}")
+    assert not has_canaries(tmp_path)
+    (tmp_path / "part.json").unlink()
+    for content in ('{"canaries": false}', "[]", "["):
+        (tmp_path / "corpus.json").write_text(content)
+        assert not has_canaries(tmp_path)

@@ -15,6 +15,7 @@ Phrases that no user carries (0 users) are controls: the audit must not find the
 This module does not import torch.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,8 +229,20 @@ def read_canary_file(path: Path) -> tuple[Canary, ...]:
 
 
 def has_canaries(store: Path) -> bool:
-    """Whether canaries were planted in the store at this path."""
-    return (store / FILE).is_file()
+    """Whether canaries were planted in the store at this path. A part of a store never has their record.
+
+    Raises:
+        CorpusCorrupt: Canaries were planted, and their record is missing.
+    """
+    if os.path.lexists(store / FILE):
+        return True
+    try:
+        is_planted = parse_json((store / "corpus.json").read_bytes()).get("canaries")
+    except (OSError, ValueError, AttributeError):
+        is_planted = False  # opening the store says what is wrong with the file
+    if is_planted and not (store / "part.json").is_file():
+        raise CorpusCorrupt(f"{store / FILE} is missing: phrases were planted in this store. Put it back.")
+    return False
 
 
 def read_canaries(store: Path, vocabulary_size: int) -> list[dict[str, Any]]:
