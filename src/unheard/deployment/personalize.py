@@ -273,10 +273,10 @@ def open_personal(path: Path) -> LoadedModel:
         raise RunFolderError(f"{special} is not a regular file. Make the personal model again: unheard personalize.")
     try:
         record = parse_json((path / RECORD).read_text(encoding="utf-8"))
-        params = (path / MODEL).read_bytes()
-        _check_digests(record, params)
+        _check_digests(record, (path / MODEL).read_bytes())
         model = part_of_kind(MODELS, record["model"], "model")
-        params_P = model.layout.join(safetensors.torch.load(params))
+        with safetensors.safe_open(path / MODEL, framework="pt") as file:  # pyright: ignore[reportPrivateImportUsage]
+            params_P = model.layout.join({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         return LoadedModel(
             name=path.resolve().name,
             kind="personal",
