@@ -5,6 +5,7 @@ import importlib
 import inspect
 import itertools
 import json
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 import unheard
 from unheard.audit.verification import Finding
+from unheard.cli import processes
 from unheard.cli.main import app
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
@@ -176,6 +178,29 @@ def test_each_option_of_a_selection_decides_its_own_value_and_no_other(run, tmp_
     assert (before["count.mean"], before["count.drawn_from"]) == (5.0, "geometric")
     for words, expected in SELECT.items():
         assert as_text(changes(before, asked(words))) == as_text(expected), words
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_a_selection_is_an_exception_so_that_its_trials_are_deleted(run, tmp_path, monkeypatch, number):
+    (tmp_path / "run.toml").write_text(run_toml(replace(run, plan=replace(run.plan, clip=unheard.FlatClip(norm=1.0)))))
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    seen = []
+
+    def select(*_, **__):
+        seen.append(processes._ends_at_once.is_set())
+        signal.raise_signal(number)
+
+    monkeypatch.setattr("unheard.tuning.private_selection.select", select)
+    line = f"tune {tmp_path / 'run.toml'} --out {tmp_path / 'best'} --select --vary clip.norm=1,2"
+    processes._ends_at_once.set()  # as in the command line: from its start, a signal ends the process at once
+    try:
+        done = CliRunner().invoke(app, line.split())
+    finally:
+        processes._ends_at_once.clear()
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert seen == [False]
+    assert done.exit_code != 0
 
 
 SWEEP = {

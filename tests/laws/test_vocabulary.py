@@ -163,7 +163,8 @@ def test_words_that_were_drawn_are_never_without_their_charge(tmp_path):
     first, second = whole.splitlines(keepends=True)
     smaller = whole.replace(b'"noise_multiplier": ', b'"noise_multiplier": 1')
     assert smaller != whole
-    for content in (b"", first, second, first + b"5\n", smaller, whole.replace(b"sha256", b"sha255")):
+    twice = (first + first, second + second)  # as many charges as draws, but of one draw
+    for content in (b"", first, second, *twice, first + b"5\n", smaller, whole.replace(b"sha256", b"sha255")):
         logs[0].file.write_bytes(content)
         with pytest.raises(CorpusCorrupt, match="damaged"):
             logs[0].events()
