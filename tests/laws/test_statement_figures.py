@@ -417,12 +417,8 @@ def test_each_kind_of_run_has_its_own_setting_trust_model_and_mechanism(facts, e
     assert len({*SETTINGS.values()}) == len(SETTINGS) == 4
 
 
-EARLIER = CorrelatedGaussian(sampling_prob=1.0, noise_multiplier=5.0, block=4, index=0)
-"""A charge of a run that the run began from. A statement lists it before a round with noise of the nodes."""
-
-
-@pytest.mark.parametrize("before", [[], VOCABULARY, [ROUND], [EARLIER]])
-@pytest.mark.parametrize("after", [[], VOCABULARY, [ROUND], [EARLIER]])
+@pytest.mark.parametrize("before", [[], VOCABULARY, [ROUND]])
+@pytest.mark.parametrize("after", [[], VOCABULARY, [ROUND]])
 def test_noise_of_the_nodes_decides_the_setting_wherever_it_stands_in_the_ledger(before, after):
     content = compute_statement({"delta": DELTA, "federated": {"secure_aggregation": True}}, [*before, SERVER, *after])
     data = report_data(content)
