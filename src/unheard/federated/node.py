@@ -194,7 +194,10 @@ class Node:
             return refused(request, str(error))
         except Exception as error:
             # DP: the message of an unexpected error may quote a user's data, so it is not sent.
-            return refused(request, f"{type(error).__name__} on the node, which is a bug.")
+            kind = type(error).__name__
+            if isinstance(error, OSError):
+                return refused(request, f"{kind} on the node: it cannot read or write one of its files.")
+            return refused(request, f"{kind} on the node, which is a bug.")
 
     def _act(self, request: Packet) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Compute the answer to a request. Return its fields and its arrays.
