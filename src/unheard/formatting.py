@@ -53,7 +53,7 @@ def epsilon_text(value: float | None) -> str:
     """Format an epsilon with three significant digits, from 1,000 on as a whole number; ∞ if it is infinite or None."""
     if value is None or math.isinf(value):
         return "∞"
-    return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:,.0f}"
 
 
 def accountant_title(name: str) -> str:

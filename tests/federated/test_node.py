@@ -162,7 +162,9 @@ def test_of_an_unexpected_error_only_its_type_is_sent(run, devices, monkeypatch,
     assert answer.kind == "refused"
     assert "secret" not in json.dumps(dict(answer.fields))
     assert kind.__name__ in answer.fields["reason"]
-    assert ("a bug" in answer.fields["reason"]) is (kind is not OSError)  # a missing file is not an error of the program
+    assert ("a bug" in answer.fields["reason"]) is (
+        kind is not OSError
+    )  # a missing file is not an error of the program
 
 
 def test_a_node_with_another_vocabulary_is_not_registered(run, devices, tmp_path):

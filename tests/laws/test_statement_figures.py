@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -417,6 +418,32 @@ def test_each_kind_of_run_has_its_own_setting_trust_model_and_mechanism(facts, e
     assert len({*SETTINGS.values()}) == len(SETTINGS) == 4
 
 
+def test_no_upper_bound_is_printed_below_its_value(content):
+    """Rounded to the nearest, each of these numbers would be too small in the fourth digit."""
+    bounds = {"moments": 5.12343, "rdp": 4.23413, "pld": 3.34523}
+    changed = {
+        **{key: value for key, value in content.items() if key != "correlated_noise"},
+        "delta": 1.45613e-4,
+        "epsilon": bounds,
+        "claimed": {**content["claimed"], "epsilon": bounds["pld"], "accountant": "pld"},
+        "replace_one": {**content["replace_one"], "epsilon": 6.56723},
+        "asked": {"epsilon": 2.0, "delta": 1.67834e-3},
+        "curve": [{"epsilon": 1.0, "delta": 1.78942e-2}],
+        "vocabulary_cost": {**content["vocabulary_cost"], "epsilon": 0.89141, "delta": 1.91243e-5},
+    }
+    everywhere = {"5.124", "4.235", "3.346", "6.568"}
+    own = {
+        "text": {"0.0001457", "0.001679", "0.0179", "0.8915", "1.913e-05"},
+        "report": {"0.0001457"},
+        "registry": set(),
+    }
+    for format, more in own.items():
+        text = render(changed, format)
+        assert all(number in text for number in everywhere | more), format
+        below = ("5.123", "4.234", "3.345", "6.567", "0.0001456", "0.001678", "0.01789", "0.8914", "1.912e-05")
+        assert not [number for number in below if re.search(rf"{re.escape(number)}(?!\d)", text)], format
+
+
 @pytest.mark.parametrize("before", [[], VOCABULARY, [ROUND]])
 @pytest.mark.parametrize("after", [[], VOCABULARY, [ROUND]])
 def test_noise_of_the_nodes_decides_the_setting_wherever_it_stands_in_the_ledger(before, after):
@@ -505,8 +532,8 @@ def test_each_text_of_a_registry_entry_is_about_its_own_field(content):
         ("dp_variant", "data_domain"): "123 users",
         ("dp_variant", "unprotected_quantities"): content["not_covered"][1],
         ("privacy_loss", "privacy_unit"): "user",
-        ("privacy_loss", "privacy_unit_details"): f"{content['replace_one']['epsilon']:.4g}",
-        ("privacy_loss", "privacy_parameters_details"): f"rdp {content['epsilon']['rdp']:.4g}",
+        ("privacy_loss", "privacy_unit_details"): rounded_up(content["replace_one"]["epsilon"]),
+        ("privacy_loss", "privacy_parameters_details"): f"rdp {rounded_up(content['epsilon']['rdp'])}",
         ("deployment_model", "model_name"): "Federated",
         ("deployment_model", "model_name_details"): SETTINGS["secure aggregation"][0],
         ("deployment_model", "actors"): SETTINGS["secure aggregation"][1],

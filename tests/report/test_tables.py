@@ -45,7 +45,14 @@ def test_a_difference_in_points_has_a_true_minus_and_zero_no_sign(difference, pl
 
 def test_small_numbers_are_written_as_powers_of_ten():
     assert [small(1e-9), small(2e-5), small(6.88e-4)] == ["10⁻⁹", "2 × 10⁻⁵", "6.9 × 10⁻⁴"]
-    assert [epsilon_text(e) for e in (1.0, 39.28, 108.2, 4321.0, math.inf)] == ["1.00", "39.3", "108", "4,321", "∞"]
+    assert [epsilon_text(e) for e in (1.0, 39.28, 108.2, 999.7, 4321.0, math.inf)] == [
+        "1.00",
+        "39.3",
+        "108",
+        "1,000",
+        "4,321",
+        "∞",
+    ]
 
 
 def test_each_figure_of_the_summary_is_that_of_its_own_run(compared):

@@ -466,4 +466,4 @@ def _print_comparison(comparison: "SamplingComparison") -> None:
 
 def hours(value: float) -> str:
     """Return a number of hours as text: three significant digits below 1000, whole hours above."""
-    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:,.3g}" if value < 999.5 else f"{value:,.0f}"

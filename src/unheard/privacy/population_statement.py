@@ -367,28 +367,28 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     if not statement["charges"]:
         return
     yield ""
-    yield row("delta", figure(statement["delta"]))
+    yield row("delta", rounded_up(statement["delta"]))
     for accountant, value in statement["epsilon"].items():
         note = "  <- claimed" if accountant == statement["claimed"]["accountant"] else ""
-        yield row(f"epsilon, {accountant}", figure(value) + note)
+        yield row(f"epsilon, {accountant}", rounded_up(value) + note)
     claimed = statement["claimed"]
     if claimed["accountant"] not in statement["epsilon"]:
-        yield row("epsilon, claimed", f"{figure(claimed['epsilon'])}  (by {claimed['accountant']})")
+        yield row("epsilon, claimed", f"{rounded_up(claimed['epsilon'])}  (by {claimed['accountant']})")
     yield row("why this claim", statement["basis"]["why"])
     attacker = statement["attacker"]
     if attacker["mu"] is not None:
-        yield row("mu-GDP", f"{rounded_up(attacker['mu'])} for all deltas from {figure(statement['delta'])} up")
+        yield row("mu-GDP", f"{rounded_up(attacker['mu'])} for all deltas from {rounded_up(statement['delta'])} up")
     for rate in attacker["true_positive_rates"]:
         at = f"{100 * rate['false_positive_rate']:g} % false positives"
         yield row("attacker", f"at most {rounded_up(100 * rate['at_most'])} % true positives at {at}")
     if budget := statement["budget"]:
-        spent = f"{figure(budget['spent'])} of {figure(budget['epsilon'])} spent"
+        spent = f"{rounded_up(budget['spent'])} of {figure(budget['epsilon'])} spent"
         yield row("budget", f"{spent} at delta {budget['delta']:.3g}, by {budget['accountant']}")
     else:
         yield row("budget", "none set for all runs (unheard budget STORE --epsilon E)")
     yield ""
     for i, run in enumerate(statement["runs"]):
-        alone = f"epsilon {figure(run['alone']['epsilon'])} alone by {run['alone']['accountant']}"
+        alone = f"epsilon {rounded_up(run['alone']['epsilon'])} alone by {run['alone']['accountant']}"
         charges = "1 charge" if run["charges"] == 1 else f"{run['charges']:,} charges"
         yield row("runs" if i == 0 else "", f"{run['name']}: {charges}, {alone}")
     for i, line in enumerate(statement["not_covered"]):

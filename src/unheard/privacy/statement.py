@@ -346,28 +346,28 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     yield row("vocabulary cost", _vocabulary_cost_in_words(statement["vocabulary_cost"]))
     yield row("randomness", _in_words(statement["randomness"]))
     yield ""
-    yield row("delta", figure(statement["delta"]))
+    yield row("delta", rounded_up(statement["delta"]))
     for accountant, epsilon in statement["epsilon"].items():
         note = "  <- claimed" if accountant == statement["claimed"]["accountant"] else ""
         if not note and accountant in ACCOUNTANTS and ACCOUNTANTS[accountant].note:
             note = f"  ({ACCOUNTANTS[accountant].note})"
-        yield row(f"epsilon, {accountant}", figure(epsilon) + note)
+        yield row(f"epsilon, {accountant}", rounded_up(epsilon) + note)
     claimed = statement["claimed"]
     if claimed["accountant"] not in statement["epsilon"]:
-        yield row("epsilon, claimed", f"{figure(claimed['epsilon'])}  (by {claimed['accountant']})")
+        yield row("epsilon, claimed", f"{rounded_up(claimed['epsilon'])}  (by {claimed['accountant']})")
     if "basis" in statement:  # not in statements of version 0.1
         yield row("why this claim", statement["basis"]["why"])
     replaced = statement["replace_one"]
-    yield row("replace one user", f"{figure(replaced['epsilon'])} (by {replaced['accountant']})")
+    yield row("replace one user", f"{rounded_up(replaced['epsilon'])} (by {replaced['accountant']})")
     if server := statement.get("against_server"):
-        yield row("against server", f"{figure(server['epsilon'])} (by {server['accountant']}): it knows who was drawn")
-    if statement["asked"]:
         yield row(
-            "asked", f"delta {figure(statement['asked']['delta'])} at epsilon {figure(statement['asked']['epsilon'])}"
+            "against server", f"{rounded_up(server['epsilon'])} (by {server['accountant']}): it knows who was drawn"
         )
-    yield from _list(
-        "delta(epsilon)", [f"{figure(p['epsilon'])}: {figure(p['delta'])}" for p in statement["curve"]], most=99
-    )
+    if statement["asked"]:
+        asked = statement["asked"]
+        yield row("asked", f"delta {rounded_up(asked['delta'])} at epsilon {rounded_up(asked['epsilon'])}")
+    points = [f"{rounded_up(p['epsilon'])}: {rounded_up(p['delta'])}" for p in statement["curve"]]
+    yield from _list("delta(epsilon)", points, most=99)
     yield ""
     yield from _list("covered", statement["released"])
     yield from _list("not covered", statement["not_covered"])
@@ -402,7 +402,7 @@ def _correlated_noise(noise: Mapping[str, Any]) -> str:
 def _vocabulary_cost_in_words(cost: Mapping[str, Any]) -> str:
     if not cost["events"]:
         return "nothing was charged for it"
-    return f"epsilon {figure(cost['epsilon'])} at delta {figure(cost['delta'])} by itself, included below"
+    return f"epsilon {rounded_up(cost['epsilon'])} at delta {rounded_up(cost['delta'])} by itself, included below"
 
 
 def _in_words(value: Any) -> str:

@@ -32,7 +32,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.formatting import accountant_title, epsilon_text, odds_factor, percent, shown_word, small
-from unheard.privacy.statement import render_text
+from unheard.privacy.statement import render_text, rounded_up
 from unheard.report import tables
 from unheard.report.comparison import Comparison
 from unheard.report.plots import plots
@@ -416,12 +416,13 @@ def _describe_run(record: RunRecord) -> Promise:
     # everyone who does not know the seed.
     if any("REPRODUCIBLE NOISE" in warning for warning in warnings):
         grade = "none"
+    pair = f"({rounded_up(epsilon)}, {small(float(rounded_up(delta, 2)))})"
     return Promise(
         headline=HEADLINES[grade],
         grade=grade,
         paragraphs=(
             *_paragraphs(epsilon, delta),
-            f"Formally: ({epsilon:.4g}, {small(delta)})-differential privacy at the level of users, to add or remove one "
+            f"Formally: {pair}-differential privacy at the level of users, to add or remove one "
             f"user, by {accountant_title(statement['claimed']['accountant'])} over {statement['rounds']['charged']:,} "
             f"charged rounds. By the paper's own accountant (moments) ε is {epsilon_text(float(statement['epsilon']['moments']))}.",
         ),
