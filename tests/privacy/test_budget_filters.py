@@ -304,6 +304,16 @@ def test_a_vocabulary_drawn_after_the_budget_ends_its_claim(tmp_path):
     assert not population.is_filter
 
 
+def test_words_that_exceed_the_budget_end_its_claim(tmp_path):
+    """Their charge has no round, and no failure probability, and the budget cannot refuse it."""
+    for noise, is_filter in ((5.0, True), (0.2, False)):
+        population = PopulationLedger.open(tmp_path / f"{noise}.jsonl", {"corpus": "c"})
+        population.set_budget(Budget(epsilon=4.0, delta=DELTA, orders=FILTER_ORDERS))
+        population.settle("vocabulary", [Gaussian(noise_multiplier=noise)])
+        assert population.is_filter is is_filter
+        assert PopulationLedger.read(population.path).is_filter is is_filter
+
+
 def test_charges_that_came_with_a_run_and_exceed_the_budget_end_its_claim(tmp_path):
     """A budget cannot refuse charges that were made elsewhere. A budget that is exceeded is no longer a filter."""
     many = [EVERYBODY] * 900
