@@ -24,7 +24,7 @@ from unheard.privacy.events import (
     to_record,
 )
 from unheard.privacy.ledger import Entry, Ledger
-from unheard.privacy.population_ledger import FILE, PopulationLedger, known_position, open_population_ledger
+from unheard.privacy.population_ledger import FILE, RECORD, PopulationLedger, known_position, open_population_ledger
 from unheard.privacy.population_statement import all_runs
 from unheard.privacy.run_ledger import REPEATED_FACTS, JointLedger, SavedPosition, check_ledger, saved_positions
 from unheard.privacy.statement import compute_statement, rounded_up
@@ -388,6 +388,7 @@ def test_a_run_that_is_under_way_when_its_ledger_is_moved_remembers_it_in_its_ow
     under_way = open_population_ledger(tmp_path / "own", "corpus", [])
     PopulationLedger.open(tmp_path / "other.jsonl", {}).join(PopulationLedger.read(under_way.path))
     under_way.charge("r", 0, ROUND, 0)
+    (tmp_path / "own" / RECORD).unlink(missing_ok=True)  # as after a stop before the move was recorded
     under_way.remember()
     assert remembered(tmp_path / "own") == 1  # the line that says where it is now
 
