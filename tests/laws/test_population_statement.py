@@ -119,6 +119,7 @@ def test_the_declared_budget_is_the_claim_at_its_delta_and_above_for_any_number_
         assert content["attacker"] == {**own.record, "method": own.method}
 
 
+EXAMPLES = ExampleGaussian(sampling_prob=1.0, examples_per_user=7, noise_multiplier=9.0)
 SEEDED = {"mode": "reproducible", "streams": 1}
 
 
@@ -142,6 +143,14 @@ SEEDED = {"mode": "reproducible", "streams": 1}
         ({}, [SELECTION, ROUND], 1, ["is the best of a secret number of runs"]),
         ({"came_with": 17}, [ROUND], 1, ["came here with 17 charges from another ledger"]),
         ({"came_with": 0}, [ROUND], 1, []),
+        ({"drop_duplicates": True}, [ROUND], 1, ["were dropped before training"]),
+        ({"drop_duplicates": False}, [ROUND], 1, []),
+        ({"start": {"from": "a model declared public"}}, [ROUND], 1, ["declared public"]),
+        ({"start": {"base": "a model declared public"}}, [ROUND], 1, ["declared public"]),
+        ({"start": {"from": "seed 0"}}, [ROUND], 1, []),
+        ({"population": int(1 / DELTA) + 1}, [ROUND], 1, ["is not below 1/users"]),
+        ({"population": int(1 / DELTA)}, [ROUND], 1, []),
+        ({}, [EXAMPLES], 1, ["examples were drawn, not users, and at most 7 examples"]),
     ],
 )
 @pytest.mark.parametrize("is_first", [True, False])

@@ -148,23 +148,23 @@ def test_an_epsilon_of_zero_may_be_asked_for_and_a_delta_replaces_the_declared_o
 @pytest.mark.parametrize("order", [(2, 5, 3), (5, 2), (3, 5)])
 def test_the_warning_about_examples_has_the_largest_number_per_user(order):
     events = [ExampleGaussian(sampling_prob=1.0, examples_per_user=n, noise_multiplier=9.0) for n in order]
-    (warning,) = statement._warnings({}, [ROUND, *events, ROUND], DELTA)
+    (warning,) = statement.cautions({}, [ROUND, *events, ROUND], DELTA)
     assert "at most 5 examples of each user were used" in warning
 
 
 def test_each_kind_of_event_has_its_own_warning():
     poisson = replace(SELECTION, drawn_from="poisson", mean_trials=7)
-    warnings = statement._warnings({"population": 9}, [ROUND, SELECTION, *VOCABULARY, poisson], 0.1)
+    warnings = statement.cautions({"population": 9}, [ROUND, SELECTION, *VOCABULARY, poisson], 0.1)
     assert [words in warning for warning in warnings for words in ("geometric, 2 on", "poisson, 7 on")] == [
         True,
         False,
         False,
         True,
     ]
-    assert statement._warnings({"population": 9}, [ROUND, NonPrivate(reason="x"), ROUND], 0.1) == [
+    assert statement.cautions({"population": 9}, [ROUND, NonPrivate(reason="x"), ROUND], 0.1) == [
         "not every round was private: epsilon is infinite."
     ]
-    assert statement._warnings({"population": 10}, [ROUND], 0.1)[0].startswith("delta 0.1 is not below 1/users = 0.1")
+    assert statement.cautions({"population": 10}, [ROUND], 0.1)[0].startswith("delta 0.1 is not below 1/users = 0.1")
     for is_alone in (True, False):
         assert compute_statement({"delta": DELTA}, [ROUND], is_alone=is_alone)["warnings"] == [ALONE] * is_alone
 

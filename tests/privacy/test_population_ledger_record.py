@@ -5,14 +5,17 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
 import unheard
 from tests.corpus.inputs import write_jsonl
 from tests.stores import uncharged_copy
+from unheard.cli.main import app
 from unheard.corpus import pipeline
 from unheard.corpus.store import TokenStore, write_digests
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError, UnheardError, UnprovenCombination
@@ -353,8 +356,62 @@ def test_a_ledger_that_took_over_charges_and_was_lost_is_not_begun_anew(tmp_path
     with pytest.raises(LedgerError, match="not copied yet"):
         store_statement(november.path)
     for _ in range(2):
+        with pytest.raises(LedgerError, match="is not there"):
+            ledger_of(november)
+    assert not (november.path / "ledger.jsonl").exists()
+    PopulationLedger.open(november.path / "ledger.jsonl", {})  # as earlier versions began it anew
+    for _ in range(2):
         with pytest.raises(LedgerError, match="lost the charges"):
             ledger_of(november)
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_store_that_lacks_the_charges_of_an_earlier_one_has_no_statement(tmp_path, is_begun):
+    """Also if its own ledger was begun already, by an earlier version or before a crash."""
+    october = unheard.prepare(posts(tmp_path, "october", range(60)), tmp_path / "october", held_out=0.1)
+    ledger_of(october).charge("a run", 0, ROUND, 0)
+    november = unheard.prepare(posts(tmp_path, "november", range(60)), tmp_path / "november", held_out=0.1)
+    continue_ledger(november.path, tmp_path / "moved" / "ledger.jsonl")
+    ledger = november.path / "ledger.jsonl"
+    if is_begun:
+        PopulationLedger.open(ledger, {})
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="is missing"):
+            ledger_of(november)
+        assert ledger.exists() == is_begun
+    reads = [lambda: find_population_ledger(ledger, False), lambda: read_population_ledger(november.path, ledger)]
+    for read in reads if is_begun else [lambda: store_statement(november.path)]:
+        with pytest.raises(LedgerError, match="not copied yet"):
+            read()
+    continue_ledger(november.path, october.path / "ledger.jsonl")
+    assert ledger_of(november).events == [ROUND]
+    assert all_runs(find_population_ledger(ledger, False), delta=1e-3)["charges"] == 1
+
+
+def test_charges_in_another_ledger_are_neither_denied_nor_left_out_of_a_total_in_silence(tmp_path):
+    store = unheard.prepare(posts(tmp_path, "posts", range(60)), tmp_path / "store", held_out=0.1)
+    other, own = tmp_path / "shared" / "ledger.jsonl", store.path / "ledger.jsonl"
+    population = open_population_ledger(store.path, store.name, [], other)
+    population.charge("a run", 0, ROUND, 0)
+    population.remember()
+    with pytest.raises(LedgerError, match=re.escape(f"unheard statement {other}")):
+        store_statement(store.path)
+    assert all_runs(find_population_ledger(other, False), delta=1e-3)["warnings"] == []
+    assert all_runs(population, delta=1e-3)["warnings"] == []
+    ledger_of(store)  # without charges
+    assert all_runs(population, delta=1e-3)["warnings"] == []
+    ledger_of(store).charge("another run", 0, ROUND, 0)
+    for total, left_out in ((population, own), (ledger_of(store), other), (find_population_ledger(own, False), other)):
+        (warning,) = all_runs(total, delta=1e-3)["warnings"]
+        assert f"also charged in {left_out}. To count them together: unheard budget" in warning
+    hidden = other.rename(tmp_path / "hidden")
+    assert "is missing: put it back" in all_runs(find_population_ledger(own, False), delta=1e-3)["warnings"][0]
+    hidden.rename(other)
+    advice = warning.partition("together: unheard ")[2].removesuffix(".").split()
+    assert CliRunner().invoke(app, [*advice, "--delta", "1e-3"]).exit_code == 0
+    for path in (own, other):
+        content = all_runs(find_population_ledger(path, False), delta=1e-3)
+        assert (content["charges"], content["warnings"]) == (2, [])
 
 
 def test_a_store_that_was_stopped_before_the_ledgers_were_joined_joins_them_when_it_is_opened(tmp_path, monkeypatch):

@@ -107,6 +107,7 @@ class PopulationLedger:
         runs: The runs by id, in the order in which they began.
         budget: The budget of all runs together; None if none is set.
         released: The id of the run of each model that was trained on these users, by the digest of its parameters.
+        store: The folder of the store for which the ledger was opened or read; None if no store was named.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -120,6 +121,7 @@ class PopulationLedger:
         self._came_from: tuple[ChainedFile, ...] = ()
         self._file = ChainedFile(path, FORMAT)
         self._home: tuple[Path, Path] | None = None  # the store, and the path of its ledger
+        self.store: Path | None = None
 
     @classmethod
     def open(
@@ -198,6 +200,18 @@ class PopulationLedger:
     def events(self) -> list[Event]:
         """The events of all runs, grouped by run."""
         return [event for charged_run in self.runs.values() for event in charged_run.events]
+
+    def ledgers_elsewhere(self) -> list[Path]:
+        """Return the other ledgers that the store has recorded and whose charges are not in this ledger.
+
+        A recorded ledger that is missing is one of them. A ledger that was moved to this one is not.
+        """
+        elsewhere = []
+        for path in known_ledgers(self.store) if self.store is not None else []:
+            other = PopulationLedger.read(path) if os.path.lexists(path) else None
+            if other is None or (os.path.realpath(other.path) != os.path.realpath(self.path) and other.events):
+                elsewhere.append(path)
+        return elsewhere
 
     def contains(self, position: Mapping[str, Any]) -> bool | None:
         """Whether this ledger had that position earlier and has only grown since.
@@ -424,7 +438,7 @@ class PopulationLedger:
                     return
             there = PopulationLedger.open(self._moved_to, {}, must_exist=True)
             there._came_from += (self._file, *self._came_from)
-            self.__dict__.update(there.__dict__, _home=self._home)
+            self.__dict__.update(there.__dict__, _home=self._home, store=self.store)
         raise LedgerError(
             f"{self.path} refers to a ledger that refers back to it. Name the right one: [privacy] ledger."
         )
@@ -550,13 +564,16 @@ def open_population_ledger(
                 f"[privacy] ledger = {str(path)!r} cannot be created ({error.strerror}). Choose another folder."
             ) from None
     known = _known_positions(Path(store), path)
-    population = PopulationLedger.open(path, {"corpus": corpus}, must_exist=must_exist or any(known))
-    for position in known:
-        _check_position(population, position, path)
+    joined = None
+    # DP: opened first, so that no empty ledger of this store is left behind if the earlier one cannot be used.
     if (earlier := ledger_to_join(Path(store))) is not None:
         position = known_position(earlier.parent, earlier)
         joined = PopulationLedger.open(earlier, {}, must_exist=True)
         _check_position(joined, position, earlier)
+    population = PopulationLedger.open(path, {"corpus": corpus}, must_exist=must_exist or any(known))
+    for position in known:
+        _check_position(population, position, path)
+    if joined is not None:
         population.take_over(joined)
         mark_joined(Path(store))
     name = vocabulary_run(corpus)
@@ -565,7 +582,7 @@ def open_population_ledger(
         # DP: a private vocabulary was computed from the same users' text, so they are charged for it, once for all
         # runs.
         population.settle(name, [from_record(record) for record in vocabulary_events])
-    population._home = (Path(store), path)
+    population._home, population.store = (Path(store), path), Path(store)
     population.remember()
     return population
 
@@ -578,13 +595,16 @@ def read_population_ledger(store: Path, ledger: Path) -> PopulationLedger:
         ledger: The file of the population's ledger.
 
     Raises:
-        LedgerError: The ledger is damaged, shortened or replaced, or the store's record of its ledgers is damaged.
+        LedgerError: The ledger is damaged, shortened or replaced, lacks the charges of an earlier store that the store
+            continues, or the store's record of its ledgers is damaged.
     """
+    check_joined(store)
     # A run may be training meanwhile. The ledger only grows, so a position that is read first is in the ledger later.
     known = _known_positions(store, ledger)
     population = PopulationLedger.read(ledger)
     for position in known:
         _check_position(population, position, ledger)
+    population.store = store
     return population
 
 
@@ -698,6 +718,15 @@ def ledger_to_join(store: Path) -> Path | None:
     """Return the path of the earlier store's ledger if its charges still have to be copied; None otherwise."""
     continues = _read_record(store)["continues"]
     return None if continues is None or continues["joined"] else Path(continues["ledger"])
+
+
+def check_joined(store: Path) -> None:
+    """Raise `LedgerError` if the store continues the charges of an earlier store that are not copied yet."""
+    # DP: users of the earlier store have charges that are not in a ledger of this store yet.
+    if (earlier := ledger_to_join(store)) is not None:
+        raise LedgerError(
+            f"{store} continues the charges in {earlier}, which are not copied yet. `unheard budget {store}` copies them."
+        )
 
 
 def mark_joined(store: Path) -> None:

@@ -27,21 +27,22 @@ from unheard.privacy.accountants import (
     versions,
 )
 from unheard.privacy.budget import WHY, Budget, claim_of_run, odometer
-from unheard.privacy.events import Event, NonPrivate, Selection, from_record, has_rounds
+from unheard.privacy.events import Event, ExampleGaussian, NonPrivate, Selection, from_record, has_rounds
 from unheard.privacy.ledger import Entry, run_id
 from unheard.privacy.population_ledger import (
     FILE,
     FORMAT,
     ChargedRun,
     PopulationLedger,
+    check_joined,
+    known_ledgers,
     known_position,
-    ledger_to_join,
     read_corpus_record,
     read_population_ledger,
     vocabulary_run,
 )
 from unheard.privacy.run_ledger import population_of, read_run_ledger
-from unheard.privacy.statement import figure, plain, rounded_up, row
+from unheard.privacy.statement import cautions, figure, plain, rounded_up, row
 from unheard.privacy.trade_off import figures, figures_of_pair
 from unheard.run_folder import RunFolder
 
@@ -99,7 +100,7 @@ def all_runs(population: "PopulationLedger | _VocabularyCharges", *, delta: floa
             "charges": len(events),
             "runs": [_run_share(charged_run, delta) for charged_run in population.runs.values()],
             "budget": _budget(population),
-            "warnings": _warnings(population),
+            "warnings": _warnings(population, delta),
             "not_covered": NOT_COVERED,
             "ledger": population.position,
             "versions": versions(),
@@ -128,11 +129,13 @@ def store_statement(store: str | Path, *, delta: float | None = None) -> dict[st
         raise LedgerError(
             f"{path.parent / FILE} is missing: what these users have spent was recorded there. Put it back."
         )
-    # DP: users of the earlier store have charges that are not in a ledger of this store yet.
-    if (earlier := ledger_to_join(path.parent)) is not None:
+    # DP: these users were charged in a ledger outside the store.
+    if elsewhere := known_ledgers(path.parent):
         raise LedgerError(
-            f"{store} continues the charges in {earlier}, which are not copied yet. `unheard budget {store}` copies them."
+            f"The users of {store} were charged in {elsewhere[0]}, which its run files name. State that ledger: unheard statement "
+            f"{elsewhere[0]}."
         )
+    check_joined(path.parent)
     record = read_corpus_record(path.parent)
     try:
         vocabulary = record["vocabulary"]
@@ -169,11 +172,16 @@ class _VocabularyCharges:
 
     runs: dict[str, ChargedRun]
     budget: Budget | None = None
+    path: Path = Path(FILE)
     position: dict[str, Any] = field(default_factory=dict)
     is_filter: bool = False
 
     def check_cohorts(self) -> None:
         """Do nothing: there are no runs that could have drawn the same cohorts."""
+
+    def ledgers_elsewhere(self) -> list[Path]:
+        """Return an empty list: `store_statement` raises an error for a store with recorded ledgers."""
+        return []
 
     @property
     def events(self) -> list[Event]:
@@ -326,9 +334,9 @@ def _has_no_noise(charged_run: ChargedRun) -> bool:
     return any(isinstance(event, NonPrivate) for event in charged_run.events)
 
 
-def _warnings(population: "PopulationLedger | _VocabularyCharges") -> list[str]:
+def _warnings(population: "PopulationLedger | _VocabularyCharges", delta: float) -> list[str]:
     """Return a warning for each fact that weakens the guarantee, over all runs."""
-    warnings = []
+    warnings = [_charged_elsewhere(population.path, path) for path in population.ledgers_elsewhere()]
     for charged_run in population.runs.values():
         name = charged_run.facts.get("name", charged_run.id)
         if (charged_run.facts.get("randomness") or {}).get("mode") == "reproducible":
@@ -354,7 +362,24 @@ def _warnings(population: "PopulationLedger | _VocabularyCharges") -> list[str]:
                 f"run '{name}' came here with {charged_run.facts['came_with']} charges from another ledger: whatever else that one "
                 "holds is not counted here. Declare the two stores one population (unheard budget STORE --same-users OTHER)."
             )
+        facts = {key: charged_run.facts.get(key) for key in ("population", "drop_duplicates", "start")}
+        examples = [event for event in charged_run.events if isinstance(event, ExampleGaussian)]
+        warnings += [f"run '{name}': {caution}" for caution in cautions(facts, examples, delta)]
     return warnings
+
+
+def _charged_elsewhere(counted: Path, path: Path) -> str:
+    """Return the warning that runs on the store of the ledger `counted` were also charged in the ledger at `path`."""
+    # DP: the total is not one over all runs if some of them were charged elsewhere.
+    warning = f"NOT COUNTED HERE: runs on this store were also charged in {path}."
+    if not path.is_file():
+        return f"{warning} That ledger is missing: put it back."
+    own, outside = (path, counted) if (path.parent / "corpus.json").is_file() else (counted, path)
+    if not (own.parent / "corpus.json").is_file():
+        return warning
+    return (
+        f"{warning} To count them together: unheard budget {own.parent} --ledger {outside} --same-users {own.parent}."
+    )
 
 
 def _lines(statement: Mapping[str, Any]) -> Iterator[str]:

@@ -36,7 +36,7 @@ from unheard.privacy.population_ledger import (
 from unheard.run_folder import RunFolder, checkpoint_files, configuration_hash, not_written_by_unheard, read_facts
 
 REPEATED_FACTS = ("population", "delta", "randomness", "drop_duplicates", "declared")
-"""The public facts of a run that are copied to the population's ledger."""
+"""The public facts of a run that are copied to the population's ledger, with the origin of its first model."""
 
 
 class JointLedger:
@@ -435,4 +435,5 @@ def _saved_position(path: Path) -> SavedPosition:
 
 def _repeated_facts(ledger: Ledger, name: str) -> dict[str, Any]:
     facts = ledger.facts
-    return {"name": name, **{key: facts[key] for key in REPEATED_FACTS if key in facts}}
+    start = {key: value for key, value in facts.get("start", {}).items() if key in ("from", "base")}
+    return {"name": name, **{key: facts[key] for key in REPEATED_FACTS if key in facts}, "start": start}

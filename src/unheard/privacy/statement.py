@@ -57,7 +57,7 @@ RELEASED = [
     "every model after every round, all intermediate models included",
     "anything computed from those models without looking at the users again",
 ]
-# `unheard verify` compares these sentences, and those of `_warnings`, with statement.json of older runs: do not reword.
+# `unheard verify` compares these sentences, and those of `cautions`, with statement.json of older runs: do not reword.
 NOT_COVERED = [
     "tuning and other runs on these users: this is about one run; `unheard statement --all-runs` adds up all of them",
     "evaluation: metrics on held-out users are computed without noise; those users have no guarantee",
@@ -162,7 +162,7 @@ def compute_statement(
             "randomness": facts.get("randomness", NOT_DECLARED),
             "released": RELEASED,
             "not_covered": NOT_COVERED,
-            "warnings": [*_warnings(facts, charged, delta), *[ALONE] * is_alone],
+            "warnings": [*cautions(facts, charged, delta), *[ALONE] * is_alone],
             "versions": versions(),
             "software": facts.get("software", NOT_DECLARED),
             "ledger": _ledger(events),
@@ -272,8 +272,14 @@ def _composed(events: Sequence[Event | tuple[Event, int]]) -> list[dict[str, Any
     return [{**to_record(event), "times": times} for event, times in sorted(counted.items(), key=repr)]
 
 
-def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -> list[str]:
-    """Return a warning for each fact that weakens the guarantee."""
+def cautions(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -> list[str]:
+    """Return a warning for each fact of a run that weakens its guarantee.
+
+    Args:
+        facts: The facts of the run's ledger, or some of them.
+        events: The events that the run was charged for.
+        delta: The delta of the claim.
+    """
     warnings = []
     start = facts.get("start")
     start = start if isinstance(start, Mapping) else {}
