@@ -56,6 +56,8 @@ def test_only_if_ledger_and_statement_are_of_version_0_1_may_entries_be_missing(
         less = {key: value for key, value in saved.items() if key != name}
         is_fine = is_old(of_ledger) and is_old(of_statement) and name in ("ledger", "basis")
         assert check(less, facts) == (set() if is_fine else {name})
+    for name in ("federated", "against_server", "correlated_noise", "audited"):  # nothing in the ledger says it
+        assert check({**saved, name: {"epsilon": 0.1}}, facts) == {name}
     for name in ("ledger", "basis"):  # if the entry is there, it is compared
         assert check({**saved, name: {"of": "another"}}, facts) == {name}
 
