@@ -34,6 +34,7 @@ from unheard.privacy.accountants import epsilon
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs
+from unheard.privacy.run_ledger import population_of
 from unheard.randomness import ReproducibleStreams, reproducible_generator
 from unheard.run_folder import RunFolder
 from unheard.training import initialise, loop
@@ -448,6 +449,30 @@ def test_a_model_that_was_trained_on_these_users_is_not_public_wherever_its_file
             with pytest.raises(UnprovenCombination, match="these same users"):
                 unheard.train(replace(run, training=public, ledger=ledger), tmp_path / "second")
             assert not (tmp_path / "second").exists()
+
+
+def test_a_total_says_which_of_its_runs_began_from_a_model_declared_public(run, tmp_path):
+    save_model(tmp_path / "other.safetensors", run.model, run.model.initial(5), {"round": 3})
+    public = unheard.Training(rounds=1, init_from=str(tmp_path / "other.safetensors"), init_is_public=True)
+    list(unheard.train(run, tmp_path / "from-seed"))
+    list(unheard.train(replace(run, training=public), tmp_path / "from-public"))
+    content = all_runs(population_of(RunFolder(tmp_path / "from-public")))
+    words = "run 'from-public': it began from a model that was declared public"
+    assert [text for text in content["warnings"] if text.startswith(words)] != []
+    assert not [text for text in content["warnings"] if text.startswith("run 'from-seed': it began")]
+
+
+def test_nothing_is_public_for_users_one_of_whose_ledgers_is_missing(run, tmp_path):
+    """The model may come from a run that was charged there."""
+    ledger = tmp_path / "elsewhere" / "ledger.jsonl"
+    list(unheard.train(replace(run, ledger=ledger), tmp_path / "first"))
+    save_model(tmp_path / "other.safetensors", run.model, run.model.initial(5), {"round": 3})
+    public = unheard.Training(rounds=1, init_from=str(tmp_path / "other.safetensors"), init_is_public=True)
+    hidden = ledger.rename(tmp_path / "hidden")
+    with pytest.raises(LedgerError, match="is missing"):
+        unheard.train(replace(run, training=public), tmp_path / "second")
+    hidden.rename(ledger)
+    list(unheard.train(replace(run, training=public), tmp_path / "second"))
 
 
 def test_a_run_from_before_digests_were_recorded_is_known_by_the_folder_of_its_model(run, tmp_path, monkeypatch):

@@ -495,7 +495,13 @@ def check_public_start(run: Run, population: PopulationLedger, first: State) -> 
     # DP: a model is known by the digest of its parameters, and a merged one by that of its files, wherever they lie.
     digests = {parameters_digest(first.params_P), run.model.weights_digest()}
     # DP: an earlier run on this store may have been charged to another ledger than this run.
-    others = [PopulationLedger.read(path) for path in known_ledgers(Path(run.corpus)) if path.is_file()]
+    elsewhere = known_ledgers(Path(run.corpus))
+    if missing := [path for path in elsewhere if not path.is_file()]:
+        raise LedgerError(
+            f"{missing[0]} is missing: earlier runs on {run.corpus} were charged there, so it is unknown whether "
+            f"{start or 'the model'} was trained on these users. Put that ledger back."
+        )
+    others = [PopulationLedger.read(path) for path in elsewhere]
     for ledger in (population, *others):
         if of_run not in ledger.runs and digests.isdisjoint(ledger.released):
             continue
