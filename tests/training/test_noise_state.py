@@ -224,6 +224,23 @@ def test_only_the_owner_can_read_the_state_and_it_is_deleted_at_the_end(place):
     fits(folder)
 
 
+def test_a_smaller_total_and_a_forgotten_one_delete_no_noise_that_was_paid_for(place):
+    """The total of a longer run (`resume --rounds`) is not in run.toml, so a later call may not know it."""
+    folder = place / "r"
+    go(run_of(place), folder, stop=3)
+    assert list(unheard.resume(folder, rounds=2)) == []
+    assert (folder / "noise" / "keys.jsonl").exists()
+    go(run_of(place), folder)
+    longer = unheard.resume(folder, rounds=ROUNDS + 3, new_noise=True)
+    next(longer)
+    longer.close()
+    assert list(unheard.resume(folder)) == []
+    assert (folder / "noise" / "keys.jsonl").exists()
+    assert [report.round for report in unheard.resume(folder, rounds=ROUNDS + 3)] == [ROUNDS + 2, ROUNDS + 3]
+    assert not (folder / "noise").exists()
+    fits(folder)
+
+
 @pytest.mark.parametrize(
     ("name", "mode"), [("history", 0o644), ("history", 0o640), ("keys.jsonl", 0o604), ("keys.jsonl", 0o620)]
 )

@@ -464,7 +464,8 @@ class _ActiveRun:
     def close(self) -> None:
         """Save the state when the training loop is left. Delete the keys and the earlier noise of a complete run."""
         self.save()
-        if self.state.round >= self.run.training.rounds:
+        # A run with more rounds than its run file says was extended (`resume --rounds`), and may be extended again.
+        if self.state.round == self.run.training.rounds:
             # DP: past noise is as secret as the text: kept while it is needed, and no longer.
             storage.delete_folder(self.folder.noise)
         elif self.noise is not None:
