@@ -170,7 +170,7 @@ def test_where_every_clip_costs_too_much_no_noise_is_tried(run, tmp_path):
             pass
     assert [trial.name for trial in trained] == ["baseline", "baseline", "S=2", "S=2"]
     assert list(tuned.trials) == trained
-    cost = cost_module.tuning_cost(tuned.trials, is_proxy=False)
+    cost = cost_module.tuning_cost(tuned.trials, tmp_path / "t", is_proxy=False)
     assert (cost.runs, cost.charges, cost.without_noise) == (4, 8, 8)
     assert tuned.noise is None
     assert "Every S of the grid" in tuned.refusal
@@ -403,7 +403,7 @@ def test_an_allowance_that_is_no_number_is_refused_before_anything_is_trained(po
         Allowance(loss=points)
 
 
-def test_the_cost_of_a_tuning_is_that_of_every_charge_of_every_trial_at_the_smallest_delta(monkeypatch):
+def test_the_cost_of_a_tuning_is_that_of_every_charge_of_every_trial_at_the_smallest_delta(monkeypatch, tmp_path):
     event = PoissonGaussian(sampling_prob=0.1, noise_multiplier=2.0)
     ledgers = iter(
         SimpleNamespace(events=[event] * rounds, facts={"delta": delta})
@@ -411,8 +411,13 @@ def test_the_cost_of_a_tuning_is_that_of_every_charge_of_every_trial_at_the_smal
     )
     monkeypatch.setattr(cost_module, "read_run_ledger", lambda folder: next(ledgers))
     monkeypatch.setattr(cost_module.RunFolder, "open", lambda folder: folder)
-    trials = [SimpleNamespace(folder=name, run=SimpleNamespace(corpus="c")) for name in "abc"]
-    cost = cost_module.tuning_cost(trials, is_proxy=False)  # pyright: ignore[reportArgumentType]
+    folders = [tmp_path / "clip" / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "ledger.jsonl").touch()
+    # The third trial is not in the grid any more.
+    trials = [SimpleNamespace(folder=folder, run=SimpleNamespace(corpus="c")) for folder in folders[:2]]
+    cost = cost_module.tuning_cost(trials, tmp_path, is_proxy=False)  # pyright: ignore[reportArgumentType]
     assert (cost.charges, cost.runs, cost.delta) == (10, 3, 1e-6)
     assert cost.bound.epsilon == cost.noised.epsilon == best_epsilon([(event, 10)], 1e-6).epsilon
 

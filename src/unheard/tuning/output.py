@@ -264,14 +264,20 @@ class TuningCost:
         ]
 
 
-def tuning_cost(trials: Sequence[Trial], *, is_proxy: bool) -> TuningCost:
+def tuning_cost(trials: Sequence[Trial], out: Path, *, is_proxy: bool) -> TuningCost:
     """Compute the privacy cost of all trials from their ledgers.
 
     Args:
-        trials: All trials. The run folder of each must exist.
+        trials: All trials of the grid. The run folder of each must exist.
+        out: The folder of the tuning. Trials in it that are not in the grid, from an earlier command with another grid,
+            are counted too.
         is_proxy: Whether the trials were trained on a proxy corpus.
     """
-    ledgers = [read_run_ledger(RunFolder.open(trial.folder)) for trial in trials]
+    # DP: a trial that is no longer in the grid was charged, and its results were seen.
+    folders = dict.fromkeys(
+        [trial.folder for trial in trials] + sorted(path.parent for path in out.glob("*/*/ledger.jsonl"))
+    )
+    ledgers = [read_run_ledger(RunFolder.open(folder)) for folder in folders]
     events: list[Event] = [event for ledger in ledgers for event in ledger.events]
     delta = min(ledger.facts["delta"] for ledger in ledgers)
     noised = [event for event in events if not isinstance(event, NonPrivate)]
@@ -327,7 +333,7 @@ def conclude(
         The conclusion. If no S or sigma was chosen, or the population is too small for the plan, `refusal` gives the
         reason. `tuning.json` is then written without a plan, and `chosen.toml` is not written.
     """
-    cost, refusal, plan = tuning_cost(result.trials, is_proxy=is_proxy), result.refusal, None
+    cost, refusal, plan = tuning_cost(result.trials, out, is_proxy=is_proxy), result.refusal, None
     if result.noise is not None:
         chosen = result.noise.result
         try:
