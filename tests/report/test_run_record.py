@@ -92,6 +92,18 @@ def test_rounds_done_again_cost_again():
     assert epsilon_points(again)[-1]["epsilon"] == pytest.approx(epsilons([(event, 6)], 1e-9)["rdp"])
 
 
+def test_no_point_of_a_curve_is_from_before_the_repeated_rounds():
+    """With more than 200 charges only every n-th has a point, and not the same rounds before and after a crash."""
+    event = PoissonGaussian(sampling_prob=0.01, noise_multiplier=0.8)
+    once = made_up_record("a", [], events=[event] * 299)
+    again = replace(once, entries=[*once.entries, *once.entries[200:]])
+    points = epsilon_points(again)
+    assert all(a["epsilon"] < b["epsilon"] for a, b in itertools.pairwise(points))
+    for point in points:
+        charged = point["round"] + (99 if point["round"] > 200 else 0)
+        assert point["epsilon"] == pytest.approx(epsilons([(event, charged)], 1e-9)["rdp"])
+
+
 def test_a_run_without_privacy_has_no_curve_of_epsilon():
     assert epsilon_points(made_up_record("a", [], events=[NonPrivate(reason="no noise is added")])) == []
 

@@ -234,10 +234,12 @@ def epsilon_points(record: RunRecord) -> list[dict[str, Any]]:
         Dictionaries with `run`, `round` and `epsilon`, in order of rounds, at most `MAX_POINTS` + 1. Empty if epsilon
         is infinite.
     """
-    running, points = RunningEpsilon(record.facts["delta"]), {}
+    running, points = RunningEpsilon(record.facts["delta"]), dict[int, float]()
     every = max(1, -(-len(record.entries) // MAX_POINTS))
     for i, entry in enumerate(record.entries, start=1):
         running.charge(entry.event)
+        if i > 1 and entry.round < record.entries[i - 2].round:  # repeated: what was charged before stays charged
+            points = {number: epsilon for number, epsilon in points.items() if number <= entry.round}
         if i % every == 0 or i in (1, len(record.entries)):
             epsilon = running.epsilon
             if math.isinf(epsilon):
