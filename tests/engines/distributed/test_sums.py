@@ -10,7 +10,7 @@ import unheard
 from tests.engines.distributed.forks import LeaderFailed, on_ranks
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed import engine as distributed
-from unheard.engines.distributed.engine import EXTRA, _cohort_sum, plan_from_table, plan_table
+from unheard.engines.distributed.engine import EXTRA, _checksum, _cohort_sum, plan_from_table, plan_table
 from unheard.engines.engine import Cohort
 from unheard.errors import RankError
 from unheard.mechanism.clipping import AdaptiveClip
@@ -97,9 +97,15 @@ def test_every_user_is_dealt_to_one_rank_and_summed_there_once(store, model, pla
     """If other users were summed than were drawn, or not each once, the round is not used."""
     now = plan.at(0, model.layout)
     row = torch.zeros(model.layout.total + EXTRA, dtype=torch.int64)
-    row[-2:] = torch.tensor([4, 1 + 5 + 6 + 9])
+    row[-2:] = torch.tensor(_checksum(np.array([6, 1, 9, 5])))
     assert _cohort_sum(row, now, some(store, [9, 1, 5, 6])).units_P.shape == (model.layout.total,)
-    for drawn in ([6, 6, 9], [0, 1, 5, 6, 9], [1, 5, 6, 8]):
+    for drawn in (
+        [6, 6, 9],
+        [0, 1, 5, 6, 9],
+        [1, 5, 6, 8],
+        [1, 4, 7, 9],
+        [5, 5, 5, 6],
+    ):  # the last two have the same sum
         with pytest.raises(RankError, match="did not sum"):
             _cohort_sum(row, now, some(store, drawn))
 

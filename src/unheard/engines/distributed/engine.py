@@ -402,19 +402,24 @@ def _sum_here(
     for row_N, total, users in zip(units_RN, sums, stored, strict=True):
         row_N[: layout.total] = total.units_P
         # Weights are multiples of 2^-30 (updates/user_update.py), so this product is an integer and nothing is rounded.
-        row_N[layout.total :] = torch.tensor([round(total.weight * ONE), total.balance or 0, *_checksum(users)])
+        row_N[layout.total :] = torch.tensor(
+            [round(total.weight * ONE), total.balance or 0, *_checksum(users.numbers_U)]
+        )
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
     return units_RN, time.perf_counter() - began
 
 
-def _checksum(users: StoredUsers) -> tuple[int, int]:
-    """Return the number of users and the sum of their numbers. int64 holds the sum of 2^22 numbers below 2^40.
+def _checksum(number_U: np.ndarray) -> tuple[int, int]:
+    """Return how many users these are, and the sum of a hash of each user's number.
 
     A rank computes it from the users whose updates it summed, not from the leader's message. It therefore shows which
-    users the rank really summed.
+    users the rank really summed. Each hash has 40 bits, so int64 holds the sum over 2^22 users.
     """
-    return len(users), int(users.numbers_U.sum())
+    # Plain numbers would not do: users 4 and 4 have the same sum as users 3 and 5.
+    hash_U = number_U.astype(np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15)
+    hash_U = (hash_U ^ (hash_U >> np.uint64(32))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    return len(number_U), int((hash_U >> np.uint64(24)).sum())
 
 
 def _cohort_sum(units_N: Tensor, plan: RoundPlan, drawn: StoredUsers) -> CohortSum:
@@ -430,7 +435,7 @@ def _cohort_sum(units_N: Tensor, plan: RoundPlan, drawn: StoredUsers) -> CohortS
     """
     weight_units, balance, *summed = units_N[-EXTRA:].tolist()
     # DP: the ranks together have summed every drawn user exactly once.
-    if tuple(summed) != _checksum(drawn):
+    if tuple(summed) != _checksum(drawn.numbers_U):
         raise RankError(
             "The ranks did not sum each drawn user exactly once. The round is charged, and its sum is discarded. "
             "Give every rank the same version of unheard, and start again: the run continues from its last checkpoint."
