@@ -312,6 +312,18 @@ def test_wrong_shares_of_one_holder_are_left_out(lost):
     assert not session.suspects
 
 
+def test_a_holder_of_one_wrong_share_is_still_asked_for_the_others():
+    """Holder 0 lies about party 1. Exactly as many holders as needed hold shares of party 2, and 0 is one of them."""
+    vectors = some_vectors(8)
+    session, _ = run_session(vectors)
+    shares = session.revealed["self"]
+    shares[1][0] = shares[1][0][:-1] + bytes([shares[1][0][-1] ^ 1])
+    shares[2] = dict(list(shares[2].items())[: secure_aggregation.threshold(len(session.neighbours(2)))])
+    assert 0 in shares[2]
+    np.testing.assert_array_equal(session.total()[0], vectors.sum(axis=0))
+    assert not session.suspects
+
+
 def test_wrong_shares_of_many_holders_make_nobody_a_suspect():
     session, _ = run_session(some_vectors(6))
     for by_holder in session.revealed["self"].values():

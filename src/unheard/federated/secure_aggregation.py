@@ -684,7 +684,7 @@ class Session:
                 that a few holders revealed wrong shares.
         """
         secret_of: dict[int, bytes] = {}
-        first: list[int | None] = [None]
+        first: tuple[int | None, ...] = (None,)
         for party, kind in kinds.items():
             holders = self.neighbours(party)
             t = threshold(len(holders))
@@ -694,7 +694,8 @@ class Session:
             for without in (*first, *shares):
                 some = [share for holder, share in shares.items() if holder != without][:t]
                 if len(some) == t and (secret := self._verified(kind, party, some)) is not None:
-                    secret_of[party], first = secret, [without]  # Try the next secrets without this holder first.
+                    # Try the next secrets without this holder first. A share that is correct may be needed there.
+                    secret_of[party], first = secret, (without, None)
                     break
         failed = kinds.keys() - secret_of.keys()
         if failed:
