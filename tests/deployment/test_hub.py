@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 import unheard
 from tests.stores import uncharged_copy
+from unheard.deployment import hugging_face_export
 from unheard.deployment.card import model_card, write_card
 from unheard.deployment.export import export
 from unheard.deployment.hugging_face_export import write_hub_folder
@@ -127,6 +128,16 @@ def test_a_hub_folder_is_whole_and_can_be_used(run_folder, tmp_path):
     assert str(run_folder.parent).encode() not in everything
     with pytest.raises(InvalidValue, match="is not an empty folder"):
         write_hub_folder(run_folder, tmp_path / "hub")
+
+
+def test_a_model_that_was_trained_further_during_the_export_does_not_get_an_older_statement(
+    run_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(RunFolder, "model_digest", lambda _: "that of an earlier model")
+    monkeypatch.setattr(hugging_face_export, "_device_files", lambda *_: {})
+    with pytest.raises(RunFolderError, match="trained further"):
+        write_hub_folder(run_folder, tmp_path / "hub")
+    assert not (tmp_path / "hub").exists()
 
 
 def test_nothing_that_goes_with_a_model_has_its_seed_or_a_path(store, model, plan, tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ Nothing is uploaded; the user uploads the folder with `hf upload`.
 """
 
 import copy
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ from unheard.corpus.tokenizers import tokenizer_to_table
 from unheard.deployment.card import USE_AS_RUN, render_card
 from unheard.deployment.export import free_target, onnx_files, write_files
 from unheard.deployment.model import run_statement
-from unheard.errors import InvalidValue, ModelError
+from unheard.errors import InvalidValue, ModelError, RunFolderError
 from unheard.models.base import record_of
 from unheard.models.hugging_face import INSTALL, HuggingFaceModel, base_digest, quietly, read_base, read_tokenizer
 from unheard.run_folder import RunFolder
@@ -356,13 +357,14 @@ def write_hub_folder(
 
     Raises:
         InvalidValue: `out` is a file, or a folder that is not empty.
-        RunFolderError: `run` is not a run folder, is damaged, or has released no model yet.
+        RunFolderError: `run` is not a run folder, is damaged, has released no model yet, or was trained further meanwhile.
         LedgerError: The ledger does not contain all charges of the model.
         ModelError: The exported files do not predict what the model of the run predicts, or a package is missing.
     """
     target = free_target(out)
     folder = RunFolder.open(run)
-    released, statement = Released.open(run), run_statement(folder)
+    released, before = Released.open(run), folder.model_digest()
+    statement = run_statement(folder)
     model = released.run.model
     if isinstance(model, HuggingFaceModel):
         to, usage = ("adapter", USE_AS_ADAPTER) if model.train == "lora" else ("merged", USE_AS_TRANSFORMERS)
@@ -379,6 +381,11 @@ def write_hub_folder(
         "statement.json": _json(statement),
         **device_files,
     }
+    # DP: a model of later rounds would get a statement that does not contain their charges.
+    if hashlib.sha256(files["model.safetensors"]).hexdigest() != before:
+        raise RunFolderError(
+            f"{run} was trained further while its model was exported. Try again when training has stopped."
+        )
     write_files(target, files)
     return sorted(files)
 
