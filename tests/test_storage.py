@@ -217,6 +217,7 @@ WRITES = {
     "create_file": (lambda path: (path.unlink(), storage.create_file(path, b"x")), True),
     "append": (lambda path: storage.append(path, b"x", expected_size=3), False),
     "append_line": (lambda path: storage.append_line(path, b"x"), False),
+    "append_line, new": (lambda path: (path.unlink(), storage.append_line(path, b"x")), True),
     "truncate": (lambda path: storage.truncate(path, 1, expected_size=3), False),
 }
 

@@ -133,11 +133,14 @@ def append_line(path: Path, line: bytes) -> None:
         path: The log. Its folder must exist.
         line: The line without its newline.
     """
+    is_new = not os.path.lexists(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     size = os.fstat(descriptor).st_size
     os.lseek(descriptor, max(size - 1, 0), os.SEEK_SET)
     is_torn = os.read(descriptor, 1) not in (b"", b"\n")
     _write_and_sync(descriptor, (b"\n" if is_torn else b"") + line + b"\n", expected_size=size)
+    if is_new:
+        sync_folder(path.parent)
 
 
 def truncate(path: Path, size: int, *, expected_size: int) -> None:
