@@ -85,7 +85,7 @@ def exposures(
         parallel_map: Computes batches in this process or on all ranks (`engines/distributed/parallel_map.py`).
 
     Raises:
-        InvalidValue: If there are too few candidates, or a phrase has no words of the vocabulary.
+        InvalidValue: There are too few candidates, or a phrase has no words of the vocabulary.
     """
     if candidates < FEWEST_CANDIDATES:
         raise InvalidValue(

@@ -114,7 +114,7 @@ class CanaryUsers:
             rng: The source of randomness.
 
         Raises:
-            InvalidValue: If there are fewer than 2 canaries, or more than the largest layer has coordinates.
+            InvalidValue: There are fewer than 2 canaries, or more than the largest layer has coordinates.
         """
         if count < 2:
             raise InvalidValue(f"An audit needs at least 2 canaries, not {count}. Hundreds give a tighter bound.")
@@ -373,8 +373,8 @@ def audit_one_run(
         After each round the number of rounds done; at the end the `OneRunResult`.
 
     Raises:
-        InvalidValue: If there are too few or too many canaries for the model.
-        UnprovenCombination: For background users in a run with correlated noise.
+        InvalidValue: There are too few or too many canaries for the model.
+        UnprovenCombination: `background` is not None in a run with correlated noise.
     """
     layout = run.model.layout
     rng = streams.batches(-1)

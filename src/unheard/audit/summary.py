@@ -144,9 +144,9 @@ def audit_run(
         Both results.
 
     Raises:
-        InvalidValue: If a number is out of range.
-        UnprovenCombination: For `with_users` in a run with correlated noise.
-        PrivacyError: For `with_users` in a run without noise, unless `allow_no_privacy` is set.
+        InvalidValue: A number is out of range.
+        UnprovenCombination: `with_users` is set for a run with correlated noise.
+        PrivacyError: `with_users` is set for a run without noise, and `allow_no_privacy` is not.
     """
     if with_users and not skip_one_run:
         # DP: an audit of a run without noise, in which its users take part, is itself a run without noise on them.

@@ -111,8 +111,8 @@ def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
         One finding for each check. A check may depend on the checks before it.
 
     Raises:
-        RunFolderMissing: If the folder has neither a run file nor the ledger of a run.
-        RunFolderError: If something in the folder is not a regular file.
+        RunFolderMissing: The folder has neither a run file nor the ledger of a run.
+        RunFolderError: Something in the folder is not a regular file.
     """
     folder = Folder(RunFolder(Path(path)))
     folder.path.check_files()
@@ -520,7 +520,7 @@ def _rounds_of_selection(run: Run, ledger: Ledger) -> int:
     """Return how many rounds one charge covers if the run is the best of several (`unheard tune --select`); else 0.
 
     Raises:
-        CheckFailed: If the run was selected, and its charge is not that of a selection with the run's q and z.
+        CheckFailed: The run was selected, and its charge is not that of a selection with the run's q and z.
     """
     if not ledger.facts.get("selection"):
         return 0

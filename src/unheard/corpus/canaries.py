@@ -118,8 +118,8 @@ def check_canary_words(canaries: Sequence[Canary], tokenizer: Tokenizer, vocabul
         vocabulary: The vocabulary of the store, or None if it is not known yet.
 
     Raises:
-        InputError: With a vocabulary: a canary has words outside it. Without one: a canary has no word, or has words
-            that cannot be in any vocabulary (too long, or the name of a special token).
+        InputError: A canary has words outside the vocabulary. If there is no vocabulary yet: a canary has no word, or
+            has words that cannot be in any vocabulary (too long, or the name of a special token).
     """
     for canary in canaries:
         words = tokenizer.split(canary.text)

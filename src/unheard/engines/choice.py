@@ -86,7 +86,7 @@ class EngineChoice:
             expected number of users per round plus 3 standard deviations, at least 8, but at most the number of nodes.
 
     Raises:
-        InvalidValue: For an unknown engine or precision, or a number out of range.
+        InvalidValue: The engine or the precision is unknown, or a number is out of range.
 
     Example:
         >>> EngineChoice(kind="vectorised", device="cpu").kind
@@ -121,7 +121,7 @@ class EngineChoice:
         """Return the engine for a model.
 
         Raises:
-            InvalidValue: If the engine does not support the model or the precision, or the device is not available.
+            InvalidValue: The engine does not support the model or the precision, or the device is not available.
         """
         device = self.torch_device()
         kinds = list(ENGINES) if self.kind == "auto" else [self.kind]
@@ -138,7 +138,7 @@ class EngineChoice:
         """Return the torch device of this choice. Allocates a small tensor to check that a named device works.
 
         Raises:
-            InvalidValue: If the device is neither "cpu" nor "cuda", or cannot be used on this machine.
+            InvalidValue: The device is neither "cpu" nor "cuda", or cannot be used on this machine.
         """
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -331,7 +331,7 @@ class PackedCohorts:
         Also computes the gradients of the stream once, so that a kernel that does not compile here fails now.
 
         Raises:
-            CannotPack: If a layer of the model cannot be packed, the scores differ by more than
+            CannotPack: A layer of the model cannot be packed, the scores differ by more than
                 `LARGEST_DIFFERENCE`, or a gradient is not finite.
         """
         size = StreamSize(tokens=32, block=16, users=2, windows=4, longest=16, is_shared=self.model.train == "lora")
@@ -368,7 +368,7 @@ class PackedCohorts:
             seed: The seed of FedSGD's batches.
 
         Raises:
-            ModelError: If one window of one user does not fit into memory.
+            ModelError: One window of one user does not fit into memory.
         """
         return plan.contribution.sum(self._finished(params_P, users, plan, seed), self.model.layout.total)
 
@@ -638,7 +638,7 @@ class PackedCohorts:
         If a stream cannot be shorter, activations are from now on computed again in the backward pass.
 
         Raises:
-            ModelError: If one window does not fit into memory in this way either.
+            ModelError: One window does not fit into memory in this way either.
         """
         self._steps.clear()
         self._release()

@@ -77,7 +77,7 @@ def from_records(records: RecordDict) -> Packet:
     """Return the packet that Flower's records contain.
 
     Raises:
-        NodeError: If the records are not a message of a federated run.
+        NodeError: The records are not a message of a federated run.
     """
     head = records.config_records.get("unheard")
     if head is None:
@@ -98,7 +98,7 @@ def _numbers(array: Array) -> np.ndarray:
     The header may be wrong: if a few bytes claim to be 2^50 numbers, NumPy would allocate memory for all of them.
 
     Raises:
-        NodeError: If the array is not readable, or its length differs from the length in its header.
+        NodeError: The array is not readable, or its length differs from the length in its header.
     """
     try:
         stream = io.BytesIO(array.data)
@@ -168,7 +168,7 @@ class GridNetwork:
             waiting: The ids of the messages without a reply; changed in place.
 
         Raises:
-            NodeError: If Flower raises an error for every message, so that the SuperLink is probably gone.
+            NodeError: Flower raises an error for every message; the SuperLink has probably ended.
         """
         errors: list[Exception] = []
         asked = list(waiting)
@@ -269,7 +269,7 @@ def wait_for_nodes(network: Network, count: int, seconds: float) -> None:
         seconds: How long to wait.
 
     Raises:
-        NodeError: If fewer nodes are connected after `seconds`.
+        NodeError: Fewer than `count` nodes are connected after `seconds`.
     """
     until = time.monotonic() + seconds
     while len(network.nodes()) < count:
@@ -294,7 +294,7 @@ def send_model(network: Network, out: Path, timeout: float) -> int:
         The number of nodes that saved the model.
 
     Raises:
-        RunFolderMissing: If the run has not released a model yet.
+        RunFolderMissing: The run has not released a model yet.
     """
     folder = RunFolder.open(out)
     if not folder.model.exists():
@@ -336,7 +336,7 @@ def simulated_nodes(
         app: Another ClientApp, for tests and benchmarks.
 
     Raises:
-        NodeError: If the simulation does not start.
+        NodeError: The simulation does not start.
     """
     from flwr.simulation import run_simulation
 
@@ -433,7 +433,7 @@ def _ray_on_loopback(processes: int) -> Iterator[None]:
     """Start Ray, which runs the simulated nodes, in a temporary folder that only this user can read.
 
     Raises:
-        NodeError: If Ray already runs in this process, does not start, or listens on another address than 127.0.0.1.
+        NodeError: Ray already runs in this process, does not start, or listens on another address than 127.0.0.1.
     """
     import ray
 

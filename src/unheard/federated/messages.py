@@ -61,7 +61,7 @@ class Packet:
             arrays: Its arrays by name.
 
         Raises:
-            NodeError: If the text is not a JSON object, or is longer than `MAX_FIELDS`.
+            NodeError: The text is not a JSON object, or is longer than `MAX_FIELDS`.
         """
         try:
             fields = json.loads(text) if len(text) <= MAX_FIELDS else None

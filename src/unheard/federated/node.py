@@ -96,7 +96,7 @@ class NodeFolder:
         """The number of rounds that this node has contributed to, over all runs.
 
         Raises:
-            NodeError: If the record is damaged.
+            NodeError: The record is damaged.
         """
         file = self.path / "record.json"
         if not os.path.lexists(file):
@@ -116,7 +116,7 @@ class NodeFolder:
             limit: The largest number of contributions; None for no limit.
 
         Raises:
-            NodeError: If the node has already contributed `limit` times, or the record is damaged.
+            NodeError: The node has already contributed `limit` times, or the record is damaged.
         """
         # DP: under a lock: of two requests at once, each would count from the same number.
         with storage.locked(self.path / ".record.json.lock", wait=60.0):
@@ -144,7 +144,7 @@ class NodeData:
         any_model: Whether the server may name a model that imports code or reads files.
 
     Raises:
-        InvalidValue: For an unknown `trust`, or a `part` that is not below `parts`.
+        InvalidValue: `trust` is unknown, or `part` is not below `parts`.
     """
 
     store: Path
@@ -203,7 +203,7 @@ class Node:
         """Compute the answer to a request. Return its fields and its arrays.
 
         Raises:
-            NodeError: If the node refuses the request.
+            NodeError: The node refuses the request.
         """
         folder = self.data.folder
         match request.kind:
@@ -227,7 +227,7 @@ class Node:
         """Return the number of users that take part, and the order of this node.
 
         Raises:
-            NodeError: If the server has another vocabulary or tokenizer, or needs features that the store lacks.
+            NodeError: The server has another vocabulary or tokenizer, or needs features that the store lacks.
         """
         store = _opened(self.data.store)
         own = {"vocabulary": store.vocabulary.digest, "tokens": store.info.get("tokens", {})}
@@ -249,7 +249,7 @@ class Node:
         """Compute the integers, weights and balances of the drawn users, int64 [U, P], [U] and [U]. They are private.
 
         Raises:
-            NodeError: If the owner of the node does not allow the mode or the plan, or the request is not valid.
+            NodeError: The owner of the node does not allow the mode or the plan, or the request is not valid.
         """
         fields, params = request.fields, request.arrays.get("params")
         model, engine = self._engine(fields)
@@ -324,7 +324,7 @@ class Node:
         """Return the model and the engine that the server names.
 
         Raises:
-            NodeError: If the owner of the node does not allow models of this kind.
+            NodeError: The owner of the node does not allow models of this kind.
         """
         kind = fields["model"].get("kind")
         # DP: a server cannot make a node run code or read files unless its owner has agreed.
@@ -343,7 +343,7 @@ class Node:
             with_features: Whether to read users' features.
 
         Raises:
-            NodeError: If a user is unknown or is named twice, or the node has reached its limit of contributions.
+            NodeError: A user is unknown or is named twice, or the node has reached its limit of contributions.
         """
         split = _opened(self.data.store).train
         own = self.data.numbers(split.num_users)
@@ -369,7 +369,7 @@ def keep_model(folder: NodeFolder, request: Packet, any_model: bool = False) -> 
         any_model: Whether the model may be of a kind that imports code or reads files.
 
     Raises:
-        NodeError: If a file is missing, or the owner did not allow models of this kind.
+        NodeError: A file is missing, or the owner did not allow models of this kind.
     """
     files: dict[str, bytes] = {}
     for name in MODEL_FILES:

@@ -279,7 +279,7 @@ def combine(shares: Sequence[bytes]) -> bytes:
     they are cached, because many secrets have the same holders.
 
     Raises:
-        ValueError: If the shares do not fit together.
+        ValueError: The shares do not fit together.
     """
     indices = tuple(int.from_bytes(share[:4], "little") for share in shares)
     if len(set(indices)) < len(indices) or 0 in indices or any(len(share) % 16 != 4 for share in shares):
@@ -307,7 +307,7 @@ class Party:
         """Begin a session: create its secrets, and return its two public keys. An open session is deleted.
 
         Raises:
-            NodeError: If the name of the session is too short.
+            NodeError: The name of the session is too short.
         """
         if not isinstance(session, str) or len(session) < 16:
             raise NodeError("A session of secure aggregation needs a name of at least 16 characters.")
@@ -333,7 +333,7 @@ class Party:
             The encrypted shares for each peer, and the commitment to the self mask.
 
         Raises:
-            NodeError: If the stage, the keys or the threshold are not valid.
+            NodeError: The stage, the keys or the threshold are not valid.
         """
         self._enter(session, "keys", "share")
         if dict(peers.get(str(own), {})) != self.memory["public"]:
@@ -377,7 +377,7 @@ class Party:
             bits: The number of bits of the modulus.
 
         Raises:
-            NodeError: If the stage is not the next one, or the server names unknown or too few parties.
+            NodeError: The stage is not the next one, or the server names unknown or too few parties.
         """
         # DP: one vector per session: two vectors under the same masks would reveal their difference.
         self._enter(session, "share", "masked")
@@ -415,7 +415,7 @@ class Party:
             The shares, by the kind of secret ("self" or "pairwise") and the party number.
 
         Raises:
-            NodeError: If the stage is not the next one, or the server asks for too much.
+            NodeError: The stage is not the next one, or the server asks for too much.
         """
         self._enter(session, "masked", "done")
         try:
@@ -434,7 +434,7 @@ class Party:
             lost: The parties whose pairwise keys are revealed.
 
         Raises:
-            NodeError: If the server asks for both secrets of a party, for unknown parties, or too few have finished.
+            NodeError: The server asks for both secrets of a party, for unknown parties, or too few have finished.
         """
         own, received = self.memory["own"], self.memory["received"]
         # DP: never both secrets of one party: together they remove both masks from its vector.
@@ -463,7 +463,7 @@ class Party:
         """Decrypt the shares of a peer: of its pairwise key, and of its self mask.
 
         Raises:
-            NodeError: If they belong to another session or party, or are incomplete.
+            NodeError: The shares belong to another session or party, or are incomplete.
         """
         key = self.memory["sealing"][sender].encode()
         head = f"{session} {sender} {self.memory['own']} ".encode()
@@ -542,7 +542,7 @@ class Session:
             fields: The fields of its answer.
 
         Raises:
-            NodeError: If a key is malformed.
+            NodeError: A key is malformed.
         """
         keys = {name: str(fields.get(name)) for name in ("encryption", "pairwise")}
         for text in keys.values():
@@ -576,7 +576,7 @@ class Session:
             fields: The fields of its answer.
 
         Raises:
-            NodeError: If the shares are not for exactly the neighbours of the party.
+            NodeError: The shares are not for exactly the neighbours of the party.
         """
         shares, wanted = fields.get("shares"), {str(n) for n in self.neighbours(party) if n != party}
         if not isinstance(shares, Mapping) or set(shares) != wanted:
@@ -598,7 +598,7 @@ class Session:
             extra: Its masked additional values; None if the answer has none.
 
         Raises:
-            NodeError: If a vector is missing, or has another type or length.
+            NodeError: A vector is missing, or has another type or length.
         """
         if (
             not isinstance(units, np.ndarray)
@@ -627,7 +627,7 @@ class Session:
             fields: The fields of its answer.
 
         Raises:
-            NodeError: If a share belongs to a party that was not requested.
+            NodeError: A share belongs to a party that was not requested.
         """
         request = self.reveal_request(party)
         for kind, wanted in (("self", request["survivors"]), ("pairwise", request["dropped"])):
@@ -643,7 +643,7 @@ class Session:
         """Return two sums, int64: of the vectors that arrived, and of the further numbers that came with them.
 
         Raises:
-            NodeError: If too few parties revealed their shares, or shares do not fit together.
+            NodeError: Too few parties revealed their shares, or shares do not fit together.
         """
         units_P = np.zeros(self.count, f"<u{self.bits // 8}")
         extra_E = np.zeros(self.extras, "<u8")
@@ -679,7 +679,7 @@ class Session:
             kinds: For each party which secret to combine, "self" or "pairwise".
 
         Raises:
-            NodeError: If too few parties have revealed shares, or the shares of a party do not fit together. In the
+            NodeError: Too few parties have revealed shares, or the shares of a party do not fit together. In the
                 second case such parties become suspects, unless they are more than a quarter of all: then it is more likely
                 that a few holders revealed wrong shares.
         """

@@ -139,7 +139,7 @@ class FederatedEngine(SumsCohorts):
         store: The server's store. Nodes must have its vocabulary and tokenizer.
 
     Raises:
-        NodeError: If no node with users has answered.
+        NodeError: No node with users has answered.
     """
 
     def __init__(self, network: Network, model: LanguageModel, choice: EngineChoice, store: TokenStore) -> None:
@@ -183,9 +183,9 @@ class FederatedEngine(SumsCohorts):
         """Check that the nodes can run the plan. Training calls this before the first charge.
 
         Raises:
-            InvalidValue: If there are too few nodes for secure aggregation.
-            UnprovenCombination: If the sampler is neither Poisson nor of fixed size.
-            PrivacyError: For distributed noise without secure aggregation, or with shares of too little noise.
+            InvalidValue: There are too few nodes for secure aggregation.
+            UnprovenCombination: The sampler is neither Poisson nor of fixed size, or the noise of one node is too small.
+            PrivacyError: The plan has distributed noise, and secure aggregation is off.
         """
         if not isinstance(plan.sampling, PoissonSampling | FixedSizeSampling):
             raise UnprovenCombination(
@@ -210,7 +210,7 @@ class FederatedEngine(SumsCohorts):
         """Return the sum of each cohort over the nodes that answered, and then register new nodes.
 
         Raises:
-            NodeError: If `ABANDONED_IN_A_ROW` secure aggregations in a row have failed.
+            NodeError: `ABANDONED_IN_A_ROW` secure aggregations in a row have failed.
         """
         sums = [self._sum(cohort) for cohort in cohorts]
         self.register()
@@ -257,7 +257,7 @@ class FederatedEngine(SumsCohorts):
         """Return the sum of a cohort by secure aggregation. If the session fails, warn and return a sum of zero.
 
         Raises:
-            NodeError: If this is failure number `ABANDONED_IN_A_ROW` in a row.
+            NodeError: This is failure number `ABANDONED_IN_A_ROW` in a row.
         """
         try:
             total = self._session(cohort, drawn)
@@ -279,7 +279,7 @@ class FederatedEngine(SumsCohorts):
         """Sum the updates of one cohort by secure aggregation, in its four stages: keys, share, masked, reveal.
 
         Raises:
-            NodeError: If too few nodes finished a stage.
+            NodeError: Too few nodes finished a stage.
         """
         from unheard.federated.secure_aggregation import FEWEST, Session, modulus_bits
 
@@ -438,7 +438,7 @@ def _arrays(answer: Packet, users: int, layout: Layout) -> tuple[Tensor, np.ndar
         layout: The layout of the model.
 
     Raises:
-        NodeError: If an array is missing, or has another shape or type.
+        NodeError: An array is missing, or has another shape or type.
     """
     shapes = {"units": (users, layout.total), "weights": (users,), "balances": (users,)}
     arrays = [answer.arrays.get(name) for name in shapes]

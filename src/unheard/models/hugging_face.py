@@ -330,8 +330,8 @@ class HuggingFaceModel(BaseModel):
 
     Raises:
         InvalidValue: The path is empty, or a number is out of range.
-        ModelError: When the folder is first read, if it is incomplete or has changed.
-        UnprovenCombination: In a run with noise, if `base_is_public` is False.
+        ModelError: The folder is incomplete or has changed. Raised when the folder is first read.
+        UnprovenCombination: The run has noise, and `base_is_public` is False.
 
     Example:
         >>> import unheard

@@ -133,8 +133,8 @@ class ModuleModel(BaseModel):
 
     Raises:
         InvalidValue: `module` does not have the form "package.file:Class", or `user_features` is not 0.
-        ModelError: On first use, if the module cannot be imported, built or called.
-        UnprovenCombination: In a run with noise, if the weights are not drawn from the seed and `weights_are_public` is
+        ModelError: The module cannot be imported, built or called. Raised when the model is first used.
+        UnprovenCombination: The run has noise, the weights are not drawn from the seed, and `weights_are_public` is
             False.
 
     Example:

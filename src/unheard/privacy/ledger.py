@@ -553,7 +553,8 @@ class Ledger:
             round: The number of the round that the events are charged to.
 
         Raises:
-            LedgerError: As for `charge`.
+            LedgerError: The events could not be written, or another process has written to the file. The caller must
+                then not release anything of the round.
         """
         if not self._writable:
             raise LedgerError(f"{self.path} is not open for charging. Open it (again) with Ledger.open.")

@@ -145,8 +145,8 @@ def train(
         ModelError: The model does not fit the corpus.
         CorpusError: The corpus cannot be used.
         RunFolderExists: `out` is not empty.
-        BudgetExceeded: While iterating, if the first round would exceed the budget. If a later round would exceed it,
-            nothing is raised: the last report has `stopped` set.
+        BudgetExceeded: The first round would exceed the budget. Raised by the generator. If a later round would exceed
+            it, nothing is raised: the last report has `stopped` set.
     """
     check_permission(run, allow_no_privacy)
     run = pinned(run)
@@ -196,7 +196,7 @@ def resume(
         CheckpointCorrupt: The newest checkpoint cannot be read, or the past of correlated noise is missing or damaged.
         InvalidValue: `new_noise` is set for a run without correlated noise.
         PrivacyError: The run adds no noise, and `allow_no_privacy` is False.
-        BudgetExceeded: While iterating, if the first round would exceed the budget.
+        BudgetExceeded: The first round would exceed the budget. Raised by the generator.
     """
     folder = RunFolder.open(out)
     run, saved_engine = read_saved_run(folder.run_file)

@@ -78,7 +78,7 @@ class StoreReplicas:
         """Return the path on this machine of the store that is at `path` on the leader's machine.
 
         Raises:
-            InvalidValue: If the template has another placeholder.
+            InvalidValue: The template has another placeholder.
         """
         if self.template is None:
             return Path(path)
@@ -97,7 +97,7 @@ class StoreReplicas:
             split: The leader's path of the store, and the name of the split.
 
         Raises:
-            CorpusError: If the store cannot be opened or lacks the split.
+            CorpusError: The store cannot be opened or lacks the split.
         """
         path, name = split
         if path not in self._open:
@@ -125,7 +125,7 @@ def store_fingerprint(store: TokenStore, users: UserTokens) -> np.ndarray:
     uses the recorded hashes, after it has compared them with the text that the part holds.
 
     Raises:
-        CorpusError: If the text of a part differs from its recorded hashes.
+        CorpusError: The text of a part differs from its recorded hashes.
     """
     samples = users.samples()
     if store.part is not None:
@@ -150,7 +150,7 @@ def shard_holders(fingerprints: list[np.ndarray], store: TokenStore) -> np.ndarr
         store: The leader's store.
 
     Raises:
-        CorpusError: If a rank has another store, or a shard is on no rank.
+        CorpusError: A rank has another store, or a shard is on no rank.
     """
     expected, path = store_fingerprint(store, store.train), str(store.path)
     for rank, fingerprint in enumerate(fingerprints):
@@ -276,7 +276,7 @@ class DistributedEngine(SumsCohorts):
         Training calls this before the first round. Cohorts of a store that was not checked are summed by the leader.
 
         Raises:
-            CorpusError: If a rank has another store, or a shard is on no rank.
+            CorpusError: A rank has another store, or a shard is on no rank.
         """
         location = store.train.location
         if location is None or location in self._may_HR:
@@ -289,7 +289,7 @@ class DistributedEngine(SumsCohorts):
         """Return the sum of each cohort. The users of all cohorts are assigned together, to balance the load better.
 
         Raises:
-            RankError: If a rank fails, or the ranks did not sum each drawn user exactly once.
+            RankError: A rank fails, or the ranks did not sum each drawn user exactly once.
         """
         stored = [cohort.users for cohort in cohorts if isinstance(cohort.users, StoredUsers)]
         if len(stored) < len(cohorts) or any(users.source.location not in self._may_HR for users in stored):
@@ -431,7 +431,7 @@ def _cohort_sum(units_N: Tensor, plan: RoundPlan, drawn: StoredUsers) -> CohortS
         drawn: The users that the leader drew.
 
     Raises:
-        RankError: If the checksum of the ranks differs from the checksum of the drawn users.
+        RankError: The checksum of the ranks differs from the checksum of the drawn users.
     """
     weight_units, balance, *summed = units_N[-EXTRA:].tolist()
     # DP: the ranks together have summed every drawn user exactly once.

@@ -139,7 +139,7 @@ def wait(work: Any, seconds: float) -> None:
     """Wait for a posted send or receive.
 
     Raises:
-        RuntimeError: If it takes longer than `seconds`, or the other process is gone.
+        RuntimeError: The send or receive takes longer than `seconds`, or the other process is gone.
     """
     work.wait(timedelta(seconds=max(seconds, 0.01)))
 
@@ -163,8 +163,8 @@ def connect_ranks() -> tuple[Store, int, int]:
         A key-value store for this attempt, the rank of this process, and the number of ranks.
 
     Raises:
-        RankError: If a rank does not arrive within `ARRIVAL_TIMEOUT` seconds; only on the leader.
-        RuntimeError: If the other processes cannot be reached.
+        RankError: A rank does not arrive within `ARRIVAL_TIMEOUT` seconds; only on the leader.
+        RuntimeError: The other processes cannot be reached.
     """
     if path := os.environ.get(RENDEZVOUS_FILE):
         store, rank, size = FileStore(path), int(os.environ["RANK"]), world_size()
@@ -191,7 +191,7 @@ def _welcome(store: Store, attempt: str, size: int) -> str:
     store. It is answered too, but no process confirms it.
 
     Raises:
-        RankError: If a rank does not confirm within `ARRIVAL_TIMEOUT` seconds.
+        RankError: A rank does not confirm within `ARRIVAL_TIMEOUT` seconds.
     """
     missing, until = set(range(1, size)), time.monotonic() + ARRIVAL_TIMEOUT
     while missing:
@@ -247,7 +247,7 @@ class ProcessGroup:
             The group, or None for a single process.
 
         Raises:
-            RankError: If a process does not arrive, or cannot be reached.
+            RankError: A process does not arrive, or cannot be reached.
         """
         if world_size() == 1:
             return None
@@ -294,7 +294,7 @@ class ProcessGroup:
             messages: One message per worker, in the order of ranks.
 
         Raises:
-            RankError: If a worker does not confirm; the message names the rank.
+            RankError: A worker does not confirm; the message names the rank.
         """
         posted = []
         for rank, message in zip(self.others, messages, strict=True):
@@ -319,7 +319,7 @@ class ProcessGroup:
         Waits without a timeout. An "end" message is not confirmed.
 
         Raises:
-            RankError: If the leader is gone.
+            RankError: The leader is gone.
         """
         sizes = torch.zeros(2, dtype=torch.int64)
         with self._naming(0):
@@ -348,7 +348,7 @@ class ProcessGroup:
         """Wait for one reply from each worker, and return the replies in the order of ranks.
 
         Raises:
-            RankError: If a worker is late, gone, or replied with an error; the message names the rank.
+            RankError: A worker is late, gone, or replied with an error; the message names the rank.
         """
         until, received, posted = time.monotonic() + self.timeout, [], []
         for rank in self.others:
@@ -371,7 +371,7 @@ class ProcessGroup:
         """Return the leader's tensor on every rank. Every rank must call this with a tensor of the same shape and type.
 
         Raises:
-            RankError: If a rank is lost.
+            RankError: A rank is lost.
         """
         tensor = tensor.to(self.device).contiguous()
         self._collectively(lambda: dist.broadcast(tensor, src=0, group=self._collective))
@@ -381,8 +381,8 @@ class ProcessGroup:
         """Return the sum over ranks of integers. Every rank must call this; only the leader's result is the sum.
 
         Raises:
-            TypeError: If the tensor is not int64.
-            RankError: If a rank is lost.
+            TypeError: The tensor is not int64.
+            RankError: A rank is lost.
         """
         # DP: in int64, where a sum is the same in any order on any number of ranks, because nothing is rounded.
         if units.dtype != torch.int64:

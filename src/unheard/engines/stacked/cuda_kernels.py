@@ -81,7 +81,7 @@ class CudaKernel:
         shared_bytes: The bytes of shared memory per block.
 
     Raises:
-        RuntimeError: If the kernel cannot be compiled or loaded.
+        RuntimeError: The kernel cannot be compiled or loaded.
     """
 
     def __init__(self, name: str, kernel: str, constants: dict[str, int], *, threads: int, shared_bytes: int) -> None:
@@ -151,7 +151,7 @@ def compile_source(text: str, architecture: str) -> bytes:
         architecture: The GPU architecture, such as "sm_90".
 
     Raises:
-        RuntimeError: If the source cannot be compiled, with the compiler's messages.
+        RuntimeError: The source cannot be compiled. The error contains the compiler's messages.
     """
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernels.cu", 0, None, None):
@@ -182,7 +182,7 @@ def _nvrtc() -> ctypes.CDLL:
     """Return the library NVRTC of PyTorch's CUDA version, from the system or from the packages that PyTorch requires.
 
     Raises:
-        OSError: If it is not installed.
+        OSError: The library is not installed.
     """
     name = f"libnvrtc.so.{str(torch.version.cuda).split('.')[0]}"
     packages = [path for folder in sys.path for path in Path(folder).glob(f"nvidia/*/lib/{name}")]

@@ -96,7 +96,7 @@ class Chunk:
             The largest number of local steps of a user of this chunk.
 
         Raises:
-            InvalidValue: For a clip that the steps cannot apply.
+            InvalidValue: The steps cannot apply the clip.
         """
         b = self.buffers
         members = [(task, np.atleast_1d(users)) for task, users in members]
@@ -173,7 +173,7 @@ def _clip_of(plan: RoundPlan, M: int) -> tuple[float, float, int, list[float]]:
         M: The number of layers.
 
     Raises:
-        InvalidValue: For a clip that the steps cannot apply.
+        InvalidValue: The steps cannot apply the clip.
     """
     eta = plan.update.learning_rate
     kind = clip_kind(plan)
