@@ -72,6 +72,16 @@ def test_the_page_says_what_a_reader_must_know():
     assert "!!" not in page
 
 
+def test_the_page_states_the_norm_of_a_flat_clip_once():
+    def page(**phase):
+        phases = [{"from_round": 0, **phase, "noise_multiplier": 1.0}]
+        return render_text(compute_statement({**FACTS, "phases": phases}, [ROUND]))
+
+    assert "clip flat, S = 15, noise_multiplier 1" in page(clip="flat, S = 15", clip_norm=15.0)
+    assert "clip_norm 7.5" in page(clip="flat, S from 10 on following the 0.5 quantile", clip_norm=7.5)
+    assert "clip_norm 15.5" in page(clip="flat, S = 15", clip_norm=15.5)
+
+
 def test_a_run_without_noise_has_no_guarantee_and_says_why():
     told = compute_statement(FACTS, [ROUND, NonPrivate(reason="the run file asks for no noise")])
     assert told["claim"] == "no guarantee: epsilon is infinite (the run file asks for no noise)"

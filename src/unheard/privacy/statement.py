@@ -345,7 +345,7 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     rounds = statement["rounds"]
     again = f", {rounds['redone']} of them for rounds charged before (done again, or of the run that it began from)"
     yield row("rounds charged", f"{rounds['charged']}{again if rounds['redone'] else ''}")
-    yield from _list("phases", statement["phases"])
+    yield from _list("phases", _without_repeats(statement["phases"]))
     if "correlated_noise" in statement:
         yield row("correlated noise", _correlated_noise(statement["correlated_noise"]))
     yield row("vocabulary", _in_words(statement["vocabulary"]))
@@ -394,6 +394,18 @@ def _list(name: str, items: Any, most: int = MOST_ROWS) -> Iterator[str]:
         yield row(name if i == 0 else "", _in_words(item))
     if len(items) > most:
         yield row("", f"... and {len(items) - most} more, in the JSON form")
+
+
+def _without_repeats(phases: Any) -> Any:
+    """Return the phases, without the `clip_norm` of a phase whose clip ends with the same number ("flat, S = 15")."""
+    if not isinstance(phases, list):
+        return phases
+    kept = []
+    for phase in phases:
+        if isinstance(phase, Mapping) and str(phase.get("clip")).endswith(f", S = {figure(phase.get('clip_norm'))}"):
+            phase = {key: value for key, value in phase.items() if key != "clip_norm"}
+        kept.append(phase)
+    return kept
 
 
 def _correlated_noise(noise: Mapping[str, Any]) -> str:
