@@ -386,10 +386,16 @@ class NoiseLevel:
         return "dominates" if self.is_dominant else "costs much"
 
     def __str__(self) -> str:
+        effect = {
+            "small cost": "costs little accuracy",
+            "trains": "costs some accuracy, and the model trains",
+            "costs much": "costs much accuracy",
+            "dominates": "dominates the updates",
+        }[self.verdict]
         return (
             f"sigma = {self.noise_std:.3g}: the norm of the noise of one round is {self.ratio:.2g} times S = "
-            f"{self.clip_norm:g} ({self.verdict}; up to {FREE_RATIO:g} costs little, above {DOMINANT_RATIO:g} the noise "
-            "dominates the updates)."
+            f"{self.clip_norm:g}. This noise {effect} (a ratio up to {FREE_RATIO:g} costs little; above {DOMINANT_RATIO:g} "
+            "the noise dominates the updates)."
         )
 
     def record(self) -> dict[str, Any]:
