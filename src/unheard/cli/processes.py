@@ -268,7 +268,7 @@ def _launch(processes: int, max_restarts: int) -> None:
         """Make the launcher end its ranks with SIGTERM. On SIGINT a rank that is still importing prints an error."""
         raise SignalException("stopped", sigval=signal.SIGTERM)
 
-    # Hide the launcher's log of ranks and exit codes: the leader or `_explain` prints what happened.
+    # Hide the launcher's log of ranks and exit codes: the leader, or the error of `_raise_first_failure`, says what happened.
     logging.disable(logging.ERROR)
     # DP: sums that ranks send have no noise yet, so they stay on the machine. Gloo binds the address of the machine's host
     # name, which other machines may reach.
@@ -301,12 +301,12 @@ def _launch(processes: int, max_restarts: int) -> None:
             typer.echo(f"unheard: {stop_message()}", err=True)
             raise typer.Exit(EXIT_STATUS) from None
         except ChildFailedError as error:
-            _explain(error.failures)
+            _raise_first_failure(error.failures)
         finally:
             del os.environ[RENDEZVOUS_FILE], os.environ[LAUNCHER]
 
 
-def _explain(failures: dict[int, Any]) -> None:
+def _raise_first_failure(failures: dict[int, Any]) -> None:
     """Exit with the leader's status if the leader has printed an error; otherwise raise one for the first failure.
 
     Args:

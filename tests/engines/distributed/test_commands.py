@@ -21,7 +21,7 @@ import typer
 from safetensors import safe_open
 
 import unheard
-from unheard.cli.processes import _explain, _launch
+from unheard.cli.processes import _launch, _raise_first_failure
 from unheard.errors import RankError
 from unheard.privacy.ledger import Ledger
 from unheard.training.checkpoint import load_model
@@ -156,7 +156,7 @@ def test_torchrun_makes_the_run_that_one_process_makes(run, model, tmp_path):
 def test_a_launcher_ends_as_its_leader_did_or_names_who_died(codes, status):
     failures = {rank: SimpleNamespace(exitcode=code, timestamp=-rank) for rank, code in codes.items()}
     with pytest.raises(typer.Exit if status else RankError) as found:
-        _explain(failures)
+        _raise_first_failure(failures)
     if isinstance(found.value, typer.Exit):
         assert found.value.exit_code == status
     else:
