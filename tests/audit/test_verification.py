@@ -212,7 +212,7 @@ def with_declared(folder, **change) -> dict[str, str]:
 
 
 def test_another_declaration_than_that_of_the_run_file_and_of_the_population_does_not_fit(folder):
-    assert "another declaration" in with_declared(folder, rounds=3)["population"]
+    assert "different declarations" in with_declared(folder, rounds=3)["population"]
     assert any("run.toml now says 6" in finding.words for finding in verify(folder))
     for change in ({"rounds": None}, {"budget": {"epsilon": 1.0, "delta": 1e-9, "accountant": "rdp"}}):
         found = with_declared(folder, **change)
@@ -230,7 +230,7 @@ def test_a_ledger_that_lost_its_declaration_does_not_fit(folder):
         ]
 
     (folder / "ledger.jsonl").write_bytes(resealed(lines_of(folder), without))
-    assert "another declaration" in wrong(folder)["population"]
+    assert "different declarations" in wrong(folder)["population"]
 
 
 def test_an_edited_run_file_does_not_fit(folder):
@@ -487,7 +487,7 @@ def test_a_selected_run_was_charged_as_a_selection_with_its_own_q_and_z(run, oth
         entries=[Entry(event=charged, round=0, hash="")],
     )
     if other:
-        with pytest.raises(verification.CheckFailed, match="its charge is not that of a selection"):
+        with pytest.raises(verification.CheckFailed, match="was not charged for a selection"):
             verification._rounds_of_selection(run, ledger)  # pyright: ignore[reportArgumentType]
     else:
         assert verification._rounds_of_selection(run, ledger) == 6  # pyright: ignore[reportArgumentType]

@@ -83,7 +83,7 @@ def test_impossible_costs_are_refused(words, cure, tmp_path):
 
 def test_rounds_that_were_not_measured_are_asked_for(tmp_path):
     done = CliRunner().invoke(app, [*SMALL, "--speed-from", str(benchmark(tmp_path / "speed.json", rounds=[]))])
-    assert "no whole rounds" in str(done.exception)
+    assert "no measurement of whole rounds" in str(done.exception)
 
 
 def test_options_of_cost_without_it_are_refused():

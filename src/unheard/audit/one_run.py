@@ -388,7 +388,7 @@ def audit_one_run(
     if isinstance(run.plan.noise, CorrelatedNoise):
         if background is not None:
             raise UnprovenCombination(
-                "An audit of correlated noise runs with canaries only: leave out the users of the store (--with-users)."
+                "An audit of correlated noise uses canaries only: remove the option --with-users."
             )
         yield from _audit_correlated(run, run.plan.noise, streams, users, included_M, rounds or run.training.rounds)
         return

@@ -484,7 +484,9 @@ def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
     # DP: the declaration was recorded with these users before the first round, so a change in only one of the two
     # ledgers is detected.
     if known is not None and known != stated and not charged_run.has_repeats:
-        raise CheckFailed(f"{population.path} records another declaration of this run than the run's own ledger.")
+        raise CheckFailed(
+            f"{population.path} and the run's ledger state different declarations (rounds, noise, budget) for this run."
+        )
     others = "" if len(population.runs) == 1 else f", among those of {len(population.runs)} runs"
     yield f"all charges of this run are in the store's ledger too{others}"
 
@@ -530,7 +532,7 @@ def _rounds_of_selection(run: Run, ledger: Ledger) -> int:
     q_and_z = (event.sampling_prob, event.noise_multiplier) if isinstance(event, PoissonGaussian) else None
     if not isinstance(charged, Selection) or q_and_z != (charged.sampling_prob, charged.noise_multiplier):
         raise CheckFailed(
-            "the run was selected among several, but its charge is not that of a selection with the q and z of the run file."
+            "the run was selected among several, but it was not charged for a selection with the q and z of the run file."
         )
     return charged.rounds
 

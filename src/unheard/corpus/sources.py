@@ -604,7 +604,7 @@ def _source_of_file(path: Path, given: str | None) -> Source | None:
     if window is not None and window > 1 << _MAX_WINDOW_LOG:  # checked here, since a scan may fail only after hours
         raise InputError(
             f"{path} needs a zstd window of {window >> 20} MiB; at most {1 << _MAX_WINDOW_LOG - 20} MiB can be read. "
-            f"Pack it again: zstd -dc --long=31 {path.name} | zstd --long={_MAX_WINDOW_LOG} -o again-{path.name}"
+            f"Compress it again: zstd -dc --long=31 {path.name} | zstd --long={_MAX_WINDOW_LOG} -o again-{path.name}"
         )
     compression = _COMPRESSIONS.get(ending, "none")
     return Source(path=str(path), format=kind, compression=compression)  # pyright: ignore[reportArgumentType]

@@ -201,7 +201,7 @@ def speeds_from(path: Path) -> list[Speed]:
             f"{path.name}"
         ) from None
     if not rows:
-        raise InvalidValue(f"{path} has no whole rounds. Measure some: unheard benchmark --rounds 100 --json")
+        raise InvalidValue(f"{path} has no measurement of whole rounds. Run: unheard benchmark --rounds 100 --json")
     return rows
 
 

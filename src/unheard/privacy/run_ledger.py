@@ -340,9 +340,8 @@ def check_population(
     if charged_run is not None and charged_run.num_charged > length + 1 and not charged_run.has_repeats:
         raise LedgerError(
             f"{population.path} holds {charged_run.num_charged} charges of this run, the run's own ledger {length}: the run "
-            "folder was "
-            "put back to an earlier state, or a copy of it was trained further. Put back the newest copy of the folder. If "
-            "it is lost, begin a new run: these users stay charged for the lost rounds."
+            "folder was put back to an earlier state, or a copy of it was trained further. Put back the newest copy of the "
+            "folder. If it is lost, begin a new run: these users stay charged for the lost rounds."
         )
 
 
@@ -417,7 +416,7 @@ def _saved_position(path: Path) -> SavedPosition:
     """Read the ledger positions that are stored in one checkpoint or model file."""
     try:
         facts = read_facts(path)
-        position = facts.get("people")
+        position = facts.get("people")  # the key of version 0.1 for the position of the population's ledger
         if position is not None and set(position) != {"ledger", "length", "head"}:
             raise ValueError("unknown position")
         length, head = facts.get("ledger_length"), facts.get("ledger_head")

@@ -315,8 +315,9 @@ def check_run(run: Run, store: TokenStore, users: UserTokens | None = None) -> N
         # Reveals one bit about the number of users to the store's owner, like the warning below.
         logging.getLogger("unheard").warning(
             "The declared population (privacy.population = %d) is more than %d times the number of users in %s. The "
-            "guarantee holds, since users are drawn with the declared q; but few of users_per_round take part in a round, "
-            "so the noise is large in proportion to their updates. Declare a public number near the number of users.",
+            "guarantee holds, because users are drawn with the declared q; but a round has far fewer users than "
+            "users_per_round, so the noise is large compared with their average update. Declare a public number that is "
+            "near the number of users.",
             run.plan.population,
             FEW_USERS,
             store.path,
@@ -326,9 +327,9 @@ def check_run(run: Run, store: TokenStore, users: UserTokens | None = None) -> N
         # itself.
         logging.getLogger("unheard").warning(
             "The declared population (privacy.population = %d) is smaller than the number of users in %s. The guarantee "
-            "holds, since the declared q is the one that users are drawn with; but more users than users_per_round take "
-            "part in a round, and each round costs more than it needs to. Declare a public number that is at least as "
-            "large as the number of users.",
+            "holds, because users are drawn with the declared q; but a round has more users than users_per_round, and costs "
+            "more epsilon than it would with a larger population. Declare a public number that is at least as large as the "
+            "number of users.",
             run.plan.population,
             store.path,
         )

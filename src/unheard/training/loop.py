@@ -203,7 +203,8 @@ def resume(
     check_permission(run, allow_no_privacy)
     if new_noise and not isinstance(run.plan.noise, CorrelatedNoise):
         raise InvalidValue(
-            f"--new-noise begins a new mechanism of correlated noise, and {out} has [noise] of another kind. Leave it out."
+            f"--new-noise begins a new mechanism of correlated noise, but {out} does not use correlated noise. Remove "
+            "--new-noise."
         )
     if rounds is not None:
         run = replace(run, training=replace(run.training, rounds=rounds))

@@ -284,8 +284,9 @@ def trial_run(run: Run, proxy: Path | None, population: int | None) -> Run:
         return on_proxy(run, proxy, population)
     if run.budget is not None:
         raise InvalidValue(
-            f"The run file has a budget of ε = {run.budget.epsilon:g}, and tuning on its own users spends infinity: the baseline "
-            "and the sweep of S have no noise. Tune on proxy text (--corpus PROXY --population N), or take the budget out."
+            f"The run file has a budget of ε = {run.budget.epsilon:g}, and tuning on its own users has an infinite epsilon: the "
+            "baseline and the sweep of S have no noise. Tune on proxy text (--corpus PROXY --population N), or remove "
+            "budget_epsilon."
         )
     return run
 
