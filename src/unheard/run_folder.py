@@ -385,9 +385,10 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def configuration_hash(tables: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a run's configuration. The ledger of the run has it in its header.
+    """Return the SHA-256 of a run's configuration. The header of the run's ledger contains it.
 
-    The hash leaves out the keys in `NOT_HASHED`, and the keys in `ADDED_KEYS` that have the value of older versions.
+    The keys in `NOT_HASHED` are left out. A key in `ADDED_KEYS` is left out if its value is the one that older versions
+    used.
 
     Args:
         tables: The complete tables, as in the run file of a run folder.

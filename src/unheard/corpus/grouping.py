@@ -248,13 +248,13 @@ def by_user(rows: Rows) -> Iterator[tuple[str, Iterator[Sequence[str]]]]:
 
     Working on lists is faster than working on rows. The texts of a user must be read before the next user.
     """
-    pieces = ((user, texts[part]) for users, texts in rows for user, part in equal_runs(users))
+    pieces = ((user, texts[part]) for users, texts in rows for user, part in equal_groups(users))
     for user, lists in itertools.groupby(pieces, key=itemgetter(0)):
         yield user, map(itemgetter(1), lists)
 
 
-def equal_runs(values: Sequence[Any]) -> Iterator[tuple[Any, slice]]:
-    """Yield (value, slice) for each run of equal neighbouring values; the slice holds the positions of the run."""
+def equal_groups(values: Sequence[Any]) -> Iterator[tuple[Any, slice]]:
+    """Yield (value, slice) for each group of equal neighbouring values. The slice holds the positions of the group."""
     position = 0
     for value, equal in itertools.groupby(values):
         begin, position = position, position + len(list(equal))

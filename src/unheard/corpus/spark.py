@@ -31,7 +31,7 @@ import duckdb
 
 from unheard import storage
 from unheard.corpus import Progress
-from unheard.corpus.grouping import Grouping, ShardTask, count_rows, equal_runs
+from unheard.corpus.grouping import Grouping, ShardTask, count_rows, equal_groups
 from unheard.corpus.readers import UNUSABLE, open_database, scan_error, scan_sql, summarise_scan
 from unheard.corpus.sources import FileBatch, is_truncation_error
 from unheard.errors import CorpusError, InputError, UnheardError
@@ -233,7 +233,7 @@ def _runner(task: ShardTask):
         rows = (
             (shard, users[part], texts[part])
             for numbers, users, texts in columns
-            for shard, part in equal_runs(numbers)
+            for shard, part in equal_groups(numbers)
         )
         shards, results = [], []
         for shard, mine in itertools.groupby(rows, key=itemgetter(0)):

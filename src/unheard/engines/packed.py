@@ -62,7 +62,7 @@ class _Batch:
     Args:
         row_L: The model's row number of each input token.
         target_L: The row number of each next token.
-        weight_L: What each target counts in the mean loss of the batch.
+        weight_L: The weight of each target in the mean loss of the batch.
         position_L: The position of each token in its window.
         lengths: The number of tokens of each window.
     """
@@ -377,7 +377,7 @@ class PackedCohorts:
         # The batches of a user are cut when the user enters a stream, while the GPU computes earlier streams.
         step = self._started(plan, params_P)
         num_tokens_U = token_counts(users)
-        waiting = _turns(num_tokens_U, is_shared=step.packed.size.is_shared)
+        waiting = _users_by_length(num_tokens_U, is_shared=step.packed.size.is_shared)
         places: list[_Work | None] = [None] * step.packed.size.users
         while waiting or any(places):
             for place, work in enumerate(places):
@@ -662,8 +662,8 @@ class PackedCohorts:
             torch.cuda.empty_cache()
 
 
-def _turns(lengths: Sequence[int] | np.ndarray, *, is_shared: bool) -> list[int]:
-    """Return the order in which users enter the stream, reversed, so that `pop()` returns the next user.
+def _users_by_length(lengths: Sequence[int] | np.ndarray, *, is_shared: bool) -> list[int]:
+    """Return the indices of the users, the first user to process last, because the caller uses `pop()`.
 
     Users with the most text come first, so that all places become idle at about the same time at the end of a cohort.
     Where users share a stream (LoRA), users with the most and with the least text alternate. Otherwise all places would

@@ -103,10 +103,10 @@ class LanguageModel(Protocol):
         ...
 
     def pinned(self, vocabulary_size: int | None = None) -> Self:
-        """Return a copy of the model in which values that its configuration may leave out are filled in.
+        """Return a copy of the model with its optional values filled in.
 
-        Examples are the vocabulary size and the digest of weights in a file. The hash of a run and its run.toml contain
-        the pinned model, so they describe the model completely, without the store or other files.
+        These are for example the vocabulary size and the digest of a weights file. The hash of a run and its run.toml
+        contain the pinned model, so they describe the model completely, without the store or other files.
 
         Args:
             vocabulary_size: The size of the store's vocabulary; None if the model already has its own.

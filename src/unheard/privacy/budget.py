@@ -341,7 +341,7 @@ class Claim:
 
     def by(self, accountants: Iterable[str]) -> "Claim":
         """Return the claim for the same events by some of the accountants: what a version that had no others claimed."""
-        if self.basis == ADAPTIVE:  # the odometer compares no accountants
+        if self.basis == ADAPTIVE:  # an odometer always uses one accountant
             return self
         among = tuple(name for name in self.among if name in set(accountants))
         return _claim(self.events, self.delta * 2**self.level, self.basis, self.level, among)

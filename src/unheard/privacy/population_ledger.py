@@ -357,7 +357,8 @@ class PopulationLedger:
         """
         if other.path == self.path:
             raise InvalidValue(f"{self.path} already is the ledger of both stores.")
-        first, second = sorted((self, other), key=lambda population: population.path)  # a fixed order of locks
+        # Lock in a fixed order, so that two processes cannot deadlock.
+        first, second = sorted((self, other), key=lambda population: population.path)
         with first._up_to_date(), second._up_to_date():
             # Copies of one ledger have the same first lines, which must not be charged twice. Every later line is a
             # separate charge, even if it is for the same run.
@@ -642,7 +643,7 @@ def known_position(store: Path, ledger: Path) -> Mapping[str, Any] | None:
         LedgerError: The store's record is damaged.
     """
     known = _read_record(store)["known"]
-    # An earlier version recorded a ledger to which a link in the store leads under its own path.
+    # If the store's ledger is a symbolic link, an earlier version recorded the path of the target.
     return known.get(_record_key(store, ledger)) or known.get(os.path.realpath(ledger))
 
 

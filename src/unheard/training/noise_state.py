@@ -385,7 +385,8 @@ def open_noise_state(
         CheckpointCorrupt: The state is missing or damaged, or belongs to another run.
         LedgerError: The ledger's header has no coefficients, or a copy of the folder was trained further.
     """
-    # DP: the coefficients of the header, which the charges are for; another machine might optimise to other ones.
+    # DP: use the coefficients from the ledger's header, because the charges were computed for them. Optimising again on
+    # another machine could give others.
     matrix = Factorisation.from_record(ledger.facts.get("correlated_noise"))
     parameters = run.model.layout.total
     first = mechanism_start(ledger.entries, int((ledger.facts.get("start") or {}).get("charges") or 0))

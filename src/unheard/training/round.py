@@ -135,8 +135,8 @@ def draw_normals(r: Round, device: torch.device) -> Normals | CorrelatedNormals:
         device: Where the engine computes.
 
     Returns:
-        `r.normals` if the caller has drawn the noise. Otherwise a handle of the draw that was started; for a run whose
-        server draws no noise, the random generator, unused.
+        `r.normals` if the caller has drawn the noise; otherwise a handle of the draw, which runs on other threads. If
+        the server adds no noise, an unused random generator.
     """
     if r.normals is not None:
         return r.normals

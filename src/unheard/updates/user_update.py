@@ -116,8 +116,7 @@ class StoredUsers(Sequence[User]):
         with_features: Whether to read the users' features as well.
     """
 
-    # DP: no repr of its own: who was drawn, and how many, does not show when a cohort is printed or ends up in a
-    # message.
+    # DP: this class has no `__repr__`, so printing a cohort does not show which users were drawn, or how many.
     def __init__(self, source: UserTokens, numbers_U: np.ndarray, *, with_features: bool) -> None:
         self.source = source
         self.numbers_U = np.asarray(numbers_U, dtype=np.int64)
