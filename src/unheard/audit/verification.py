@@ -142,7 +142,7 @@ def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
 
 
 def _finding(name: str, check: Check, folder: Folder) -> Finding:
-    """Make one check and return its finding. An error of the library, or of the file system, is a failed check."""
+    """Run one check and return its finding. An error of the library, or of the file system, is a failed check."""
     sentences: list[str] = []
     try:
         sentences.extend(check(folder))

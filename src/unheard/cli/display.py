@@ -4,7 +4,7 @@ Results go to `console` (standard output), everything else to `notes` (standard 
 If standard error is a file, progress bars appear only when they end, so `log` prints one line per evaluation.
 
     say(sentence), echo(text)                     one sentence, or plain text, on standard output
-    safe_console()                                a Rich console, for output that is neither
+    safe_console()                                a Rich console, for other output
     warn_of_delta(delta)                          a warning before a run begins
     show_noise(run), warn_of_noise(level)         sigma, and a warning if the noise will dominate the updates
     confirm_no_noise(runs, yes)                   the question before a run without noise

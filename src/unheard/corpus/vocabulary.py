@@ -505,7 +505,8 @@ def _words_by_frequency(language: str) -> Iterator[str]:
     """
     import wordfreq
 
-    buckets = wordfreq.get_frequency_list(language)  # Each bucket has the words of one frequency; the largest is first.
+    # Each bucket has the words of one frequency, the most frequent first.
+    buckets = wordfreq.get_frequency_list(language)
     marks = _marks(language)
     if language == "en":
         counted = set(itertools.chain.from_iterable(buckets))

@@ -235,7 +235,8 @@ def save_personal(released: Released, result: PersonalResult, statement: dict[st
         out: The folder. It must be missing or empty.
 
     Raises:
-        InvalidValue, RunFolderExists: As for `check_output_folder`.
+        InvalidValue: The folder is inside a run folder, an export or a store.
+        RunFolderExists: The path is a file, or a folder that is not empty.
     """
     model = released.run.model
     record = {

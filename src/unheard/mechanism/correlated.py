@@ -135,7 +135,7 @@ class CorrelatedNoise(GaussianNoise):
         """Add the correlated noise of the attempt, scaled by the sensitivity and rounded to the grid of the average."""
         if not isinstance(rng, CorrelatedNormals):
             raise TypeError("correlated noise is computed from earlier noise: pass CorrelatedNormals, not a generator")
-        # DP: the scale is z times the sensitivity that the average carries; x already includes the sensitivity of C.
+        # DP: the scale is z times the sensitivity that is stored with the average; x already includes the sensitivity of C.
         std = self.std(average.sensitivity)
         row_norm = rng.history.row_norm
         noisy = rounded_onto_grid(average, rng.take(average.units_P.numel()), std)

@@ -75,7 +75,7 @@ class ExactNormals:
         rounded = np.rint(scaled)
         np.subtract(scaled, rounded, out=scaled)
         np.abs(scaled, out=scaled)
-        # DP: a rounding that float64 cannot decide is decided exactly.
+        # DP: where float64 cannot decide how to round, the integer is computed exactly.
         undecided = np.flatnonzero((scaled >= decided_below(scale, error)) | (self.words < 2 * SMALLEST))
         for i in undecided.tolist():
             rounded[i] = round_exactly(int(self.words[i]) >> 1, scale, partial(self.part.further, i), error=error)

@@ -347,8 +347,7 @@ class Plan:
         # DP: the sensitivity of BLT noise counts all rounds of a user; sampling within a group has no proof here.
         if noise.strategy == "blt" and not isinstance(self.sampling, MinSeparationSampling):
             raise UnprovenCombination("[noise] strategy = 'blt' needs [sampling] kind = 'min_separation'.")
-        # DP: the proof needs that one user moves a row of X by at most S / (q W), independently of the other users
-        # drawn.
+        # DP: the proof requires that one user changes a row of X by at most S / (q W), whoever else is drawn.
         if type(self.estimator) is not FixedDenominator:
             raise UnprovenCombination(
                 "Correlated noise is proved for [estimator] kind = 'fixed_denominator' only. Use it, or [noise] kind = "

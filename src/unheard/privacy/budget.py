@@ -340,7 +340,7 @@ class Claim:
     among: tuple[str, ...] = CLAIMED
 
     def by(self, accountants: Iterable[str]) -> "Claim":
-        """Return the claim for the same events by some of the accountants: what a version that had no others claimed."""
+        """Return the claim for the same events by some of the accountants, as a version that had only these computed it."""
         if self.basis == ADAPTIVE:  # an odometer always uses one accountant
             return self
         among = tuple(name for name in self.among if name in set(accountants))

@@ -272,7 +272,7 @@ class ChainedFile:
             line, head = seal(record, hashes[-1])
             lines += line
             hashes.append(head)
-        # DP: synced to disk before this returns, and so before anything that the records pay for can be released.
+        # DP: synced to disk before this returns, and so before anything is released for which the records are a charge.
         storage.append(self.path, lines, expected_size=self._size)
         self.hashes += hashes[1:]
         self._size += len(lines)

@@ -55,7 +55,7 @@ def check_saved_statement(
     written = max(_release(saved.get("versions")), _release(facts.get("software")))
     named = saved.get("epsilon")
     named = named if isinstance(named, dict) else {}
-    # DP: an accountant that the version had is compared also if the statement lacks it, and then they differ.
+    # DP: an accountant that the writing version had must be in the statement. If it is not, the statements differ.
     accountants = [name for name, one in ACCOUNTANTS.items() if name in named or _numbers(one.since) <= written]
     if may_be_older and isinstance(position := saved.get("ledger"), dict) and type(position.get("charges")) is int:
         entries = entries[: max(0, position["charges"])]  # `ledger` also has the hash of the last entry: it is compared

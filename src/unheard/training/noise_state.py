@@ -162,7 +162,7 @@ class NoiseState:
         """
         self.repeats = None
         record = self._records[-1]
-        # DP: the key of this very attempt, and a history that ends just before it.
+        # DP: the key belongs to this attempt, and the history ends just before it.
         if record.index != self.index - 1 or self._history.index != record.index:
             raise LedgerError("The noise of this attempt was requested before its charge, or twice.")
         return CorrelatedNormals(record.key, self._history, self._num_parameters, self._device)

@@ -333,7 +333,7 @@ class DistributedEngine(SumsCohorts):
         ]
 
     def _assign(self, stored: Sequence[StoredUsers], cost_U: np.ndarray) -> np.ndarray:
-        """Return the rank that sums each user, for the users of all cohorts one after the other."""
+        """Choose the rank that sums each user. Return one rank per user, for the users of all cohorts in order."""
         may_HR, holder_U, first = [], [], 0
         for users in stored:
             assert users.source.location is not None

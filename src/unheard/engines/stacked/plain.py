@@ -507,7 +507,7 @@ class PlainStep:
         torch.add(theta0_L[gates:], delta_L[gates:], alpha=c, out=self.projection_YD.view(-1))
 
     def word_vectors(self, theta0_VD: Tensor, delta_VD: Tensor, word_N: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Return theta0 + c * delta of some words, normalised if the model has unit norms, and 1 / norm before that."""
+        """Return theta0 + c * delta of some words, normalised if the model has unit norms, and 1 / norm of each row."""
         rows_ND = theta0_VD[word_N].add_(delta_VD[word_N], alpha=scale)
         inverse_N1 = inverse_norms(rows_ND) if self.b.sizes.unit_norm else rows_ND.new_ones(len(rows_ND), 1)
         return rows_ND.mul_(inverse_N1), inverse_N1
