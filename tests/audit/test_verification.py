@@ -251,7 +251,7 @@ def test_a_checkpoint_that_was_saved_before_its_rounds_were_charged_does_not_fit
     ledger, newest = Ledger.read(place.ledger), newest_checkpoint(place)
 
     class AfterFour:
-        head = ledger.hash_at(4)
+        facts, head = ledger.facts, ledger.hash_at(4)
 
         def __len__(self):
             return 4

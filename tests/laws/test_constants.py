@@ -70,4 +70,5 @@ def test_lists_that_decide_what_is_kept_back_have_these_members_and_no_others():
     }
     assert TRUST == ("central", "secure", "distributed")  # from the most trust in the server to the least
     assert {*OWN_MODELS} == {"tied_lstm", "tied_gru"}
-    assert {*MODEL_FILES} == {"run.toml", "ledger.jsonl", "model.safetensors", "vocabulary.txt", "tokens.json"}
+    names = {"run.toml", "ledger.jsonl", "federated.json", "model.safetensors", "vocabulary.txt", "tokens.json"}
+    assert {*MODEL_FILES} == names

@@ -33,7 +33,7 @@ from unheard.privacy.population_ledger import PopulationLedger, open_population_
 from unheard.privacy.run_ledger import read_run_ledger
 from unheard.privacy.statement import compute_statement
 from unheard.report.run_record import RunMonitor, RunRecord
-from unheard.run_folder import RunFolder, record_digest
+from unheard.run_folder import RunFolder, read_facts, record_digest
 from unheard.training import released
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint, save_model
 from unheard.training.initialise import population_ledger_of
@@ -363,6 +363,33 @@ def test_every_reader_needs_the_record_of_the_nodes_that_the_run_began_with(base
         with pytest.raises(UnheardError, match=r"federated\.json"):
             READERS[reader](folder.path)
     assert "federated.json" in findings(folder.path)["checkpoints"]
+
+
+@pytest.mark.parametrize("how", ["added", "deleted"])
+def test_a_model_without_its_checkpoints_names_the_nodes_that_its_run_began_with(base, how):
+    folder = RunFolder(base / "r")
+    folder.federated.write_text('{"secure_aggregation": true}')
+    if how == "deleted":
+        run, _ = read_saved_run(folder.run_file)
+        save_checkpoint(folder, run.model, newest_checkpoint(folder).state, Ledger.read(folder.ledger), keep=1)
+        folder.federated.unlink()
+    shutil.rmtree(folder.checkpoints)
+    for reader in ("unheard.statement", "record", "export"):
+        with pytest.raises(UnheardError, match=r"federated\.json"):
+            READERS[reader](folder.path)
+
+
+def test_a_model_that_is_written_again_names_its_nodes_and_the_models_before_it(base, tmp_path):
+    training = unheard.Training(rounds=1, init_from=str(base / "r"))
+    run, _ = read_saved_run(base / "r" / "run.toml")
+    list(unheard.train(replace(run, training=training, budget=None), tmp_path / "child"))
+    folder = RunFolder(tmp_path / "child")
+    facts = read_facts(folder.model)
+    assert facts["earlier"] == [Ledger.read(folder.ledger).facts["start"]["sha256"]]
+    assert facts["nodes"] is None
+    folder.model.unlink()
+    list(unheard.resume(folder.path))
+    assert read_facts(folder.model) == facts
 
 
 def test_the_first_checkpoint_remembers_the_populations_ledger(base):

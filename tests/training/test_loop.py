@@ -451,7 +451,38 @@ def test_a_model_that_was_trained_on_these_users_is_not_public_wherever_its_file
             assert not (tmp_path / "second").exists()
 
 
+@pytest.mark.parametrize("is_public", [True, False])
+@pytest.mark.parametrize("hops", [1, 2])
+def test_a_model_of_these_users_is_not_public_after_it_was_trained_on_others(run, tmp_path, is_public, hops):
+    """Runs on other users are declared to begin from a public model, or pay for it. Their models are no public start."""
+    for name in ("here", "there"):
+        uncharged_copy(run.corpus, tmp_path / name)
+    here, there = (replace(run, corpus=tmp_path / name) for name in ("here", "there"))
+    list(unheard.train(here, tmp_path / "start"))
+    begins = tmp_path / "start"
+    for hop in range(hops):
+        training = unheard.Training(rounds=1, init_from=str(begins), init_is_public=is_public and hop == 0)
+        list(unheard.train(replace(there, training=training), tmp_path / f"hop{hop}"))
+        begins = tmp_path / f"hop{hop}"
+    copied = tmp_path / "copy.safetensors"
+    copied.write_bytes((begins / "model.safetensors").read_bytes())
+    for path in (begins, begins / "model.safetensors", copied):
+        public = replace(here, training=unheard.Training(rounds=1, init_from=str(path), init_is_public=True))
+        with pytest.raises(UnprovenCombination, match="these same users"):
+            list(unheard.train(public, tmp_path / "end"))
+
+
+def test_a_run_from_a_seed_is_public_for_the_users_of_another_run_from_that_seed(run, tmp_path):
+    for name in ("here", "there"):
+        uncharged_copy(run.corpus, tmp_path / name)
+        list(unheard.train(replace(run, corpus=tmp_path / name), tmp_path / f"from-{name}"))
+    public = unheard.Training(rounds=1, init_from=str(tmp_path / "from-there"), init_is_public=True)
+    list(unheard.train(replace(run, corpus=tmp_path / "here", training=public), tmp_path / "end"))
+
+
 def test_a_total_says_which_of_its_runs_began_from_a_model_declared_public(run, tmp_path):
+    uncharged_copy(run.corpus, tmp_path / "store")
+    run = replace(run, corpus=tmp_path / "store")
     save_model(tmp_path / "other.safetensors", run.model, run.model.initial(5), {"round": 3})
     public = unheard.Training(rounds=1, init_from=str(tmp_path / "other.safetensors"), init_is_public=True)
     list(unheard.train(run, tmp_path / "from-seed"))

@@ -283,7 +283,8 @@ def wait_for_nodes(network: Network, count: int, seconds: float) -> None:
 def send_model(network: Network, out: Path, timeout: float) -> int:
     """Send the newest released model to every node.
 
-    Everything that is sent is public: the run file, the ledger, the noisy model, the vocabulary and the tokenizer.
+    Everything that is sent is public: the run file, the ledger, the record of the nodes, the noisy model,
+    the vocabulary and the tokenizer.
 
     Args:
         network: The nodes.

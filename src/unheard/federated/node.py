@@ -49,7 +49,7 @@ TRUST = ("central", "secure", "distributed")
 OWN_MODELS = ("tied_lstm", "tied_gru")
 """The kinds of models that a server may always ask for. Other kinds import code or read files, so the owner of a node
 must allow them (`any-model = true`)."""
-MODEL_FILES = ("run.toml", "ledger.jsonl", "model.safetensors", "vocabulary.txt", "tokens.json")
+MODEL_FILES = ("run.toml", "ledger.jsonl", "federated.json", "model.safetensors", "vocabulary.txt", "tokens.json")
 """The files of a run folder that a node keeps. `unheard keyboard` reads these files."""
 
 

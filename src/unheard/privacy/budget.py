@@ -312,6 +312,8 @@ ODOMETER_FIRST, ODOMETER_STEP = 0.02, 1.25
 """The budgets of the odometer's filters: ODOMETER_FIRST * ODOMETER_STEP^k for k = 0, 1, ..., at each order."""
 EARLIER_RUN = "an earlier run"
 """The value of `start.from` in a ledger's header if the run began from the model of an earlier run on these users."""
+PUBLIC_START = "a model declared public"
+UNKNOWN_START = "a model file of unknown cost"
 LARGE_DELTA = 1e-2
 SMALLEST_DELTA = 1e-200
 """The smallest delta that `_smallest` tries."""

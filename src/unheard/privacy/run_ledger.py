@@ -24,6 +24,7 @@ from typing import Any
 
 from unheard.config import parse_toml
 from unheard.errors import CheckpointCorrupt, LedgerError
+from unheard.privacy.budget import EARLIER_RUN, PUBLIC_START, UNKNOWN_START
 from unheard.privacy.events import Event, Selection
 from unheard.privacy.ledger import Entry, Ledger, corpus_name, run_id
 from unheard.privacy.population_ledger import (
@@ -430,6 +431,20 @@ def _saved_position(path: Path) -> SavedPosition:
         )
     except (ValueError, TypeError):
         raise CheckpointCorrupt(not_written_by_unheard(path)) from None
+
+
+def earlier_models(facts: Mapping[str, Any]) -> list[str]:
+    """Return the digests of the models from which a run and the runs before it began.
+
+    The initial weights of a seed are not among them: many runs share them.
+
+    Args:
+        facts: The header of the run's ledger.
+    """
+    start = facts.get("start") or {}
+    is_trained = start.get("from") in (EARLIER_RUN, PUBLIC_START, UNKNOWN_START)
+    named = [start.get("sha256") if is_trained else None, start.get("base_sha256"), *start.get("earlier", [])]
+    return [digest for digest in named if digest]
 
 
 def _repeated_facts(ledger: Ledger, name: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from unheard.privacy.accountants import (
     epsilons,
     versions,
 )
-from unheard.privacy.budget import ADAPTIVE, DECLARED, WHY, Claim, claim_of_run, default_delta
+from unheard.privacy.budget import ADAPTIVE, DECLARED, PUBLIC_START, WHY, Claim, claim_of_run, default_delta
 from unheard.privacy.events import (
     CorrelatedGaussian,
     DistributedGaussian,
@@ -295,7 +295,7 @@ def cautions(facts: Mapping[str, Any], events: Sequence[Event], delta: float) ->
                 "posts that stood under several users were dropped before training, so one user's posts could depend on "
                 "another's: the guarantee is about the corpus after dropping."
             )
-    if "a model declared public" in (start.get("from"), start.get("base")):
+    if PUBLIC_START in (start.get("from"), start.get("base")):
         warnings.append(
             "it began from a model that was declared public: that no user here had a part in it is taken on trust. "
             "The people of that public corpus are not protected by this guarantee."

@@ -29,7 +29,7 @@ from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, RunFold
 from unheard.models.model import LanguageModel
 from unheard.parameters import Layout
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.run_ledger import JointLedger
+from unheard.privacy.run_ledger import JointLedger, earlier_models
 from unheard.run_folder import RunFolder, checkpoint_files, replace_file
 from unheard.training.round import State
 from unheard.training.run import Run
@@ -72,8 +72,8 @@ def save_checkpoint(
     """
     path = folder.checkpoints / checkpoint_name(state.round)
     tensors = {"params": state.params_P, **{f"server.{name}": t for name, t in state.server_memory.items()}}
-    released = {"round": state.round, "ledger_length": len(ledger), "ledger_head": ledger.head}
-    facts: dict[str, Any] = {**released, "metrics": folder.metrics_digest(), "nodes": folder.nodes_digest()}
+    released = _released_facts(folder, ledger.facts, state.round, len(ledger), ledger.head)
+    facts: dict[str, Any] = {**released, "metrics": folder.metrics_digest()}
     if state.clip_norm is not None:
         facts["clip_norm"] = state.clip_norm
     if isinstance(ledger, JointLedger):
@@ -103,8 +103,26 @@ def restore_model(folder: RunFolder, model: LanguageModel, checkpoint: Checkpoin
     state = checkpoint.state
     if folder.model.exists() and released_model(folder.model, model)[1] >= state.round:
         return
-    position = {"ledger_length": checkpoint.ledger_length, "ledger_head": checkpoint.ledger_head}
-    save_model(folder.model, model, state.params_P, {"round": state.round, **position})
+    position = (state.round, checkpoint.ledger_length, checkpoint.ledger_head)
+    facts = _released_facts(folder, Ledger.read(folder.ledger).facts, *position)
+    save_model(folder.model, model, state.params_P, facts)
+
+
+def _released_facts(folder: RunFolder, header: Mapping[str, Any], round: int, length: int, head: str) -> dict[str, Any]:
+    """Return what a released model states: its round, the position of the ledger, its nodes, and the models before it.
+
+    Args:
+        folder: The run folder.
+        header: The header of the run's ledger.
+        round: The number of rounds that the model was trained for.
+        length: The number of entries in the run's ledger.
+        head: The hash of the last line of the run's ledger.
+    """
+    position = {"round": round, "ledger_length": length, "ledger_head": head}
+    # DP: the model is recognised by the models that it began from, also where its file lies alone; and another
+    # federated.json in its folder would name another trust model.
+    earlier = {"earlier": models} if (models := earlier_models(header)) else {}
+    return {**position, "nodes": folder.nodes_digest(), **earlier}
 
 
 def newest_checkpoint(folder: RunFolder) -> Checkpoint:

@@ -44,7 +44,7 @@ from unheard.mechanism.noise import DistributedGaussianNoise, NoNoise
 from unheard.mechanism.plan import Plan
 from unheard.models.model import LanguageModel, unknown_features
 from unheard.privacy.accountants import versions
-from unheard.privacy.budget import EARLIER_RUN, Budget, declaration, rounds_within
+from unheard.privacy.budget import EARLIER_RUN, PUBLIC_START, UNKNOWN_START, Budget, declaration, rounds_within
 from unheard.privacy.events import Event, NoiseLevel, from_record, to_record
 from unheard.privacy.ledger import Ledger, new_run_id, run_id
 from unheard.privacy.population_ledger import PopulationLedger, known_ledgers, open_population_ledger
@@ -53,12 +53,13 @@ from unheard.privacy.run_ledger import (
     check_ledger,
     check_nodes,
     check_population,
+    earlier_models,
     read_run_ledger,
     saved_positions,
 )
 from unheard.privacy.saved_statement import check_saved_statement
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
-from unheard.run_folder import RunFolder, replace_file
+from unheard.run_folder import RunFolder, read_facts, replace_file
 from unheard.training.checkpoint import (
     load_model,
     newest_checkpoint,
@@ -485,16 +486,16 @@ def check_public_start(run: Run, population: PopulationLedger, first: State) -> 
         first: The state before round 0, with the model that the run starts from.
     """
     start, of_run = run.training.init_from, None
+    # DP: a model is known by the digest of its parameters, and a merged one by that of its files, wherever they lie.
+    digests = {parameters_digest(first.params_P), run.model.weights_digest()}
     if start is not None and run.training.init_is_public:
-        path = Path(start).resolve()  # a run folder, its model file or one of its checkpoints
-        folders = [RunFolder(path)] if path.is_dir() else [RunFolder(folder) for folder in path.parents[:2]]
-        folder = next((f for f in folders if f.run_file.is_file() and f.ledger.is_file()), None)
-        of_run = None if folder is None else run_id(Ledger.read(folder.ledger))
+        ledger = _ledger_beside(Path(start))
+        of_run = None if ledger is None else run_id(ledger)
+        # DP: the run of the model may itself have begun from a model that was trained on these users.
+        digests |= set(_earlier_models(Path(start)))
     elif start is not None or run.model.origin() is None:
         return
     # DP: a run that these very users are charged for left no public model, whatever is declared.
-    # DP: a model is known by the digest of its parameters, and a merged one by that of its files, wherever they lie.
-    digests = {parameters_digest(first.params_P), run.model.weights_digest()}
     # DP: an earlier run on this store may have been charged to another ledger than this run.
     elsewhere = known_ledgers(Path(run.corpus))
     if missing := [path for path in elsewhere if not path.is_file()]:
@@ -507,10 +508,24 @@ def check_public_start(run: Run, population: PopulationLedger, first: State) -> 
         if of_run not in ledger.runs and digests.isdisjoint(ledger.released):
             continue
         raise UnprovenCombination(
-            f"{start or 'The model'} was trained on these same users (it is in their ledger, {ledger.path}), so it "
-            "is not public for them. Name its run folder in training.init_from, without training.init_is_public: the "
-            "cost of that run is then part of the cost of this one."
+            f"{start or 'The model'} was trained on these same users, or began from such a model (it is in their ledger, "
+            f"{ledger.path}), so it is not public for them. Name its run folder in training.init_from, without "
+            "training.init_is_public: the cost of that run is then part of the cost of this one."
         )
+
+
+def _ledger_beside(start: Path) -> Ledger | None:
+    """Return the ledger of the run that a model belongs to: a run folder, its model file or one of its checkpoints."""
+    path = start.resolve()
+    folders = [RunFolder(path)] if path.is_dir() else [RunFolder(folder) for folder in path.parents[:2]]
+    folder = next((folder for folder in folders if folder.run_file.is_file() and folder.ledger.is_file()), None)
+    return None if folder is None else Ledger.read(folder.ledger)
+
+
+def _earlier_models(start: Path) -> list[str]:
+    """Return the digests of the models from which the run of a model, and the runs before it, began."""
+    ledger = _ledger_beside(start)
+    return read_facts(start).get("earlier", []) if ledger is None else earlier_models(ledger.facts)
 
 
 def charge_earlier_costs(run: Run, store: TokenStore, ledger: Ledger) -> None:
@@ -556,7 +571,9 @@ def ledger_header(run: Run, store: TokenStore, first: State, population: Populat
         first: The state before round 0.
         population: The ledger of the run's users.
     """
-    vocabulary = {key: value for key, value in store.info.get("vocabulary", {}).items() if key != "events"}
+    vocabulary = {
+        key: value for key, value in store.info.get("vocabulary", {}).items() if key not in ("events", "draws")
+    }
     configuration = run_hash(run)
     earlier_charges = len(store.vocabulary_events) + len(parent_ledger(run) or ())
     return {
@@ -649,12 +666,13 @@ def _start(run: Run) -> dict[str, Any]:
     """Return the origin of the first model, with the facts of the parent run that a statement must repeat."""
     if run.training.init_from is None:
         return {"from": f"seed {run.training.init_seed}" if run.model.origin() is None else "its base"}
+    earlier = {"earlier": models} if (models := _earlier_models(Path(run.training.init_from))) else {}
     if run.training.init_is_public:
-        return {"from": "a model declared public"}
+        return {"from": PUBLIC_START, **earlier}
     parent = Path(run.training.init_from)
     if not parent.is_dir():
-        return {"from": "a model file of unknown cost"}
-    return {"from": EARLIER_RUN, **_inherited(Ledger.read(RunFolder(parent).ledger).facts)}
+        return {"from": UNKNOWN_START, **earlier}
+    return {"from": EARLIER_RUN, **_inherited(Ledger.read(RunFolder(parent).ledger).facts), **earlier}
 
 
 def _inherited(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -672,8 +690,8 @@ def _inherited(facts: Mapping[str, Any]) -> dict[str, Any]:
     # DP: noise of a known seed hides nothing, however many runs ago it was added.
     kept = {"randomness": seeded[0] if seeded else facts.get("randomness")}
     kept["drop_duplicates"] = any(r.get("drop_duplicates") for r in runs)
-    public = "a model declared public"
-    return {**kept, "base": public} if public in (before.get("from"), before.get("base")) else kept
+    is_public = PUBLIC_START in (before.get("from"), before.get("base"))
+    return {**kept, "base": PUBLIC_START} if is_public else kept
 
 
 def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedger:
