@@ -1,6 +1,7 @@
 """A private vocabulary in a whole `prepare`: the words, their order and their number depend only on the noisy sums."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -276,3 +277,28 @@ def test_what_was_paid_is_on_disk_before_a_store_is_at_its_path(tmp_path, monkey
     assert store.vocabulary_events == drawn
     population = open_population_ledger(store.path, store.name, store.vocabulary_events)
     assert len(population.events) == 2 * len(PAID)
+
+
+def test_two_draws_that_give_the_same_words_are_both_charged(tmp_path, monkeypatch):
+    """The newer store has the same words, choices and name, so nothing but the number of the draw is different."""
+    silent = SimpleNamespace(standard_normal=np.zeros)
+    monkeypatch.setattr("unheard.corpus.private_vocabulary.secure_generator", lambda: silent)
+    sources = find_sources([str(write_jsonl(tmp_path / "x.jsonl", rows()))])
+    choices = Preparation(fields=FIELDS, splits=RULE, vocabulary=CHOICE, shards=1)
+    stores = []
+    for month in ("may", "june", "july"):
+        (tmp_path / month).mkdir()
+        continues = stores[-1].path if stores else None
+        done = build_store(sources, tmp_path / month / "chat", choices, backend=ONE_PROCESS, continues=continues)
+        stores.append(done.store)
+    cost = WordRelease.for_budget(3.3, 1.2345e-3, 3).events()
+    assert len({store.vocabulary.digest for store in stores}) == 1
+    assert len({store.name for store in stores}) == 3
+    assert PopulationLedger.read(stores[-1].path / "ledger.jsonl").events == 3 * cost
+    # Words that were drawn once are one draw wherever they are used.
+    again = Preparation(fields=FIELDS, splits=RULE, vocabulary=CorpusVocabulary(path=str(stores[0].path)), shards=1)
+    used = build_store(sources, tmp_path / "used", again, backend=ONE_PROCESS).store
+    draws = [store.info["vocabulary"]["draws"] for store in (*stores, used)]
+    assert draws[3] == draws[0]
+    assert [len(numbers) for numbers in draws] == [1, 1, 1, 1]
+    assert len({number for numbers in draws for number in numbers}) == 3

@@ -291,7 +291,10 @@ class CorpusVocabulary:
         if (Path(self.path) / "corpus.json").is_file():
             other = TokenStore.open(self.path)
             words = other.vocabulary.words[: self.size]
-            provenance = {"source": f"the vocabulary of the store {other.info.get('name', Path(self.path).name)}"}
+            provenance = {
+                "source": f"the vocabulary of the store {other.info.get('name', Path(self.path).name)}",
+                **{key: value for key, value in other.info["vocabulary"].items() if key == "draws"},
+            }
             # DP: words that were paid for keep their cost: the users may be the same.
             return VocabularyResult(vocabulary=Vocabulary(words), provenance=provenance, events=other.vocabulary_events)
         grouping = text.grouping

@@ -24,6 +24,7 @@ import hashlib
 import itertools
 import json
 import os
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -252,11 +253,20 @@ class ReleaseLog:
         Args:
             events: The cost, as records of events.
         """
-        charge = {"request": self.request, "events": events}
+        # DP: two draws may give the same words. A number of its own keeps the second from passing for the first.
+        charge = {"request": self.request, "events": events, "draw": secrets.token_hex(16)}
         storage.append_line(self.file, json.dumps({**charge, "sha256": _charge_digest(charge)}).encode())
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events of all draws so far, for this and other requests.
+        """Return the events of all draws so far, for this and other requests. Raises as `charges`."""
+        return [event for charge in self.charges() for event in charge["events"]]
+
+    def draws(self) -> list[str]:
+        """Return the random numbers that identify all draws so far. Raises as `charges`."""
+        return [charge["draw"] for charge in self.charges() if "draw" in charge]  # earlier versions wrote none
+
+    def charges(self) -> list[dict[str, Any]]:
+        """Return the charges of all draws so far, for this and other requests.
 
         Raises:
             CorpusCorrupt: The file of charges is damaged, or lacks the charge of words that were drawn.
@@ -270,7 +280,9 @@ class ReleaseLog:
                 raise ValueError
             if not drawn <= {charge["request"][:16] for charge in charges}:
                 raise ValueError
-            return [event for charge in charges for event in charge["events"]]
+            if not all(isinstance(charge["events"], list) for charge in charges):
+                raise ValueError
+            return charges
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CorpusCorrupt(
                 f"{self.file} is damaged: it records what the words that were drawn for this store have cost. "
