@@ -18,6 +18,7 @@ from tests.stores import uncharged_copy
 from unheard.cli.main import app
 from unheard.corpus import pipeline
 from unheard.corpus.store import TokenStore, write_digests
+from unheard.corpus.transform import shrink_vocabulary
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError, UnheardError, UnprovenCombination
 from unheard.privacy import population_ledger
 from unheard.privacy.accountants import FILTER_ORDERS
@@ -398,16 +399,31 @@ def test_charges_in_another_ledger_are_neither_denied_nor_left_out_of_a_total_in
         store_statement(store.path)
     assert all_runs(find_population_ledger(other, False), delta=1e-3)["warnings"] == []
     assert all_runs(population, delta=1e-3)["warnings"] == []
+    for derive in (
+        lambda: unheard.prepare(posts(tmp_path, "n", range(60)), tmp_path / "n", held_out=0.1, continues=store.path),
+        lambda: shrink_vocabulary(store, tmp_path / "n", vocabulary_size=9),
+    ):
+        with pytest.raises(LedgerError, match=re.escape(f"were charged in {other}")):
+            derive()
+        assert not own.exists()
+        assert not (tmp_path / "n").exists()
     ledger_of(store)  # without charges
-    assert all_runs(population, delta=1e-3)["warnings"] == []
+    assert all_runs(population, delta=1e-3)["charges"] == 1
     ledger_of(store).charge("another run", 0, ROUND, 0)
     for total, left_out in ((population, own), (ledger_of(store), other), (find_population_ledger(own, False), other)):
-        (warning,) = all_runs(total, delta=1e-3)["warnings"]
-        assert f"also charged in {left_out}. To count them together: unheard budget" in warning
+        with pytest.raises(LedgerError, match="in one ledger: unheard budget") as raised:
+            all_runs(total, delta=1e-3)
+        assert f"were charged in {left_out}, and" in str(raised.value)
     hidden = other.rename(tmp_path / "hidden")
-    assert "is missing: put it back" in all_runs(find_population_ledger(own, False), delta=1e-3)["warnings"][0]
+    with pytest.raises(LedgerError, match="is missing"):
+        all_runs(find_population_ledger(own, False), delta=1e-3)
     hidden.rename(other)
-    advice = warning.partition("together: unheard ")[2].removesuffix(".").split()
+    elsewhere = unheard.prepare(posts(tmp_path, "m", range(60)), tmp_path / "m", held_out=0.1)
+    joined = CliRunner().invoke(
+        app, ["budget", str(elsewhere.path), "--same-users", str(store.path), "--delta", "1e-3"]
+    )
+    assert "in one ledger" in str(joined.exception)
+    advice = str(raised.value).partition("ledger: unheard ")[2].removesuffix(".").split()
     assert CliRunner().invoke(app, [*advice, "--delta", "1e-3"]).exit_code == 0
     for path in (own, other):
         content = all_runs(find_population_ledger(path, False), delta=1e-3)

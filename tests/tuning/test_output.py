@@ -126,7 +126,7 @@ def test_every_figure_of_the_record_and_every_remark_is_that_of_the_result(paper
         bound=Bound(epsilon=math.inf, accountant="rdp"),
         noised=Bound(epsilon=3.5, accountant="pld"),
     )
-    monkeypatch.setattr(output, "tuning_cost", lambda trials, *, is_proxy: replace(cost, is_proxy=is_proxy))
+    monkeypatch.setattr(output, "tuning_cost", lambda trials, out, *, is_proxy: replace(cost, is_proxy=is_proxy))
     monkeypatch.setattr(output, "users_per_second", lambda out: 12.5)
     asked, quick = [], {"moments": 4.75, "rdp": 4.25, "pld": 4.5}
     monkeypatch.setattr(output, "epsilons", lambda *given: asked.append(given) or quick)

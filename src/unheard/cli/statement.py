@@ -178,12 +178,15 @@ def budget(
 
     A run stops before the round that would exceed the budget.
     """
+    from unheard.privacy.population_ledger import check_one_ledger
     from unheard.privacy.population_statement import all_runs, render_all_runs
 
     population = _population_ledger(store, options.ledger)
     for other in options.same_users or []:
         population.join(_population_ledger(other))
         note(f"{other} and {store} are one population from now on: {population.path}")
+    for place in (store, *(options.same_users or [])):
+        check_one_ledger(place, population.path, population)
     if options.epsilon is not None:
         _set_budget(population, options.epsilon, options.delta, options.accountant)
     elif options.delta is not None and not population.events:

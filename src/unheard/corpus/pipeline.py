@@ -260,11 +260,11 @@ def _ledger_of(store: TokenStore) -> Path:
     """Open the ledger of a store's population, with the same checks as before a run, and return its path.
 
     Raises:
-        LedgerError: The ledger is damaged or missing.
+        LedgerError: The ledger is damaged or missing, or runs on the store were charged in another one.
     """
     from unheard.privacy.population_ledger import open_population_ledger  # here, because it loads scipy
 
-    return open_population_ledger(store.path, store.name, store.vocabulary_events).path
+    return open_population_ledger(store.path, store.name, store.vocabulary_events, must_be_only=True).path
 
 
 def _run_steps(
@@ -326,6 +326,8 @@ def _run_steps(
         check_canary_words(preparation.canaries, preparation.tokenizer, result.vocabulary)
     # DP: the store pays for every draw on its users, also for those of calls that failed or had other choices.
     events = [*result.events, *releases.events()]
+    if draws := [*result.provenance.get("draws", []), *releases.draws()]:
+        result = replace(result, provenance={**result.provenance, "draws": draws})
     logger.info("vocabulary: %d words (%s)", len(result.vocabulary), type(preparation.vocabulary).__name__)
     # 4. Encode.
     task = EncodeShard(

@@ -148,7 +148,7 @@ def shrink_vocabulary(
             by frequency.
     """
     _check_can_shrink(store, vocabulary_size)
-    population = open_population_ledger(store.path, store.name, store.vocabulary_events)
+    population = open_population_ledger(store.path, store.name, store.vocabulary_events, must_be_only=True)
     vocabulary = Vocabulary(store.vocabulary.words[:vocabulary_size])
     splits = [name for name in SPLITS if (store.path / name).is_dir()]
     unknown: Counter[str] = Counter()

@@ -201,18 +201,6 @@ class PopulationLedger:
         """The events of all runs, grouped by run."""
         return [event for charged_run in self.runs.values() for event in charged_run.events]
 
-    def ledgers_elsewhere(self) -> list[Path]:
-        """Return the other ledgers that the store has recorded and whose charges are not in this ledger.
-
-        A recorded ledger that is missing is one of them. A ledger that was moved to this one is not.
-        """
-        elsewhere = []
-        for path in known_ledgers(self.store) if self.store is not None else []:
-            other = PopulationLedger.read(path) if os.path.lexists(path) else None
-            if other is None or (os.path.realpath(other.path) != os.path.realpath(self.path) and other.events):
-                elsewhere.append(path)
-        return elsewhere
-
     def contains(self, position: Mapping[str, Any]) -> bool | None:
         """Whether this ledger had that position earlier and has only grown since.
 
@@ -534,6 +522,7 @@ def open_population_ledger(
     ledger: str | os.PathLike[str] | None = None,
     *,
     must_exist: bool = False,
+    must_be_only: bool = False,
 ) -> PopulationLedger:
     """Open the ledger of a store's population, and charge the store's vocabulary to it once.
 
@@ -543,6 +532,7 @@ def open_population_ledger(
         vocabulary_events: The records of the events of the store's private vocabulary; empty for a public vocabulary.
         ledger: The file or folder of the ledger if it is not in the store (`[privacy] ledger` in the run file).
         must_exist: Whether a missing file is an error, because a ledger existed before.
+        must_be_only: Whether it is an error if runs on the store were charged in another ledger.
 
     Raises:
         InvalidValue: `ledger` is empty.
@@ -557,6 +547,8 @@ def open_population_ledger(
             "the whole store's ledger.jsonl; or give the whole store as corpus.path, and the parts as engine.corpus_part."
         )
     path = ledger_path(store, ledger)
+    if must_be_only and not os.path.lexists(path):
+        check_one_ledger(Path(store), path, None)
     if ledger is not None and not must_exist:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -577,6 +569,8 @@ def open_population_ledger(
     if joined is not None:
         population.take_over(joined)
         mark_joined(Path(store))
+    if must_be_only:
+        check_one_ledger(Path(store), path, population)
     name = vocabulary_run(corpus)
     if vocabulary_events:
         population.register(name, {"name": "the private vocabulary"}, num_charged=0)
@@ -671,6 +665,35 @@ def known_ledgers(store: Path) -> list[Path]:
         LedgerError: The store's record is damaged.
     """
     return [store / key for key in _read_record(store)["known"]]
+
+
+def check_one_ledger(store: Path, path: Path, population: PopulationLedger | None) -> None:
+    """Check that all charges to the users of a store are in one ledger.
+
+    Args:
+        store: The folder of the store.
+        path: The file of the ledger.
+        population: The ledger; None if the file is still to be created.
+
+    Raises:
+        LedgerError: The store was charged in another ledger too, which is missing, or whose charges are not in this one.
+    """
+    counted = {os.path.realpath(path)} | ({os.path.realpath(population.path)} if population is not None else set())
+    for key, position in _read_record(store)["known"].items():
+        other = store / key
+        # A ledger that contains the position is the same one, perhaps at another path, or the other was moved to it.
+        if os.path.realpath(other) in counted or (population is not None and population.contains(position)):
+            continue
+        # DP: a total, a budget or a newer store would not count the charges in the other ledger.
+        if not other.is_file():
+            raise LedgerError(f"{other} is missing: runs on {store} were charged there. Put it back.")
+        read = PopulationLedger.read(other)
+        if os.path.realpath(read.path) not in counted and read.events:
+            outside = path if other.parent == store else other
+            raise LedgerError(
+                f"Runs on {store} were charged in {other}, and {path} does not count them. Count all runs in one "
+                f"ledger: unheard budget {store} --ledger {outside} --same-users {store}."
+            )
 
 
 def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) -> None:

@@ -35,6 +35,7 @@ from unheard.privacy.population_ledger import (
     ChargedRun,
     PopulationLedger,
     check_joined,
+    check_one_ledger,
     known_ledgers,
     known_position,
     read_corpus_record,
@@ -81,8 +82,11 @@ def all_runs(population: "PopulationLedger | _VocabularyCharges", *, delta: floa
     Raises:
         InvalidValue: No delta is given, set or declared.
         UnprovenCombination: Several runs drew the same cohorts, so their rounds are not independent.
+        LedgerError: Runs on the store were also charged in another ledger.
     """
     population.check_cohorts()
+    if isinstance(population, PopulationLedger) and population.store is not None:
+        check_one_ledger(population.store, population.path, population)
     events = population.events
     delta = _delta(population, delta)
     best, why, covered = _claimed(population, delta)
@@ -172,16 +176,11 @@ class _VocabularyCharges:
 
     runs: dict[str, ChargedRun]
     budget: Budget | None = None
-    path: Path = Path(FILE)
     position: dict[str, Any] = field(default_factory=dict)
     is_filter: bool = False
 
     def check_cohorts(self) -> None:
         """Do nothing: there are no runs that could have drawn the same cohorts."""
-
-    def ledgers_elsewhere(self) -> list[Path]:
-        """Return an empty list: `store_statement` raises an error for a store with recorded ledgers."""
-        return []
 
     @property
     def events(self) -> list[Event]:
@@ -336,7 +335,7 @@ def _has_no_noise(charged_run: ChargedRun) -> bool:
 
 def _warnings(population: "PopulationLedger | _VocabularyCharges", delta: float) -> list[str]:
     """Return a warning for each fact that weakens the guarantee, over all runs."""
-    warnings = [_charged_elsewhere(population.path, path) for path in population.ledgers_elsewhere()]
+    warnings = []
     for charged_run in population.runs.values():
         name = charged_run.facts.get("name", charged_run.id)
         if (charged_run.facts.get("randomness") or {}).get("mode") == "reproducible":
@@ -366,20 +365,6 @@ def _warnings(population: "PopulationLedger | _VocabularyCharges", delta: float)
         examples = [event for event in charged_run.events if isinstance(event, ExampleGaussian)]
         warnings += [f"run '{name}': {caution}" for caution in cautions(facts, examples, delta)]
     return warnings
-
-
-def _charged_elsewhere(counted: Path, path: Path) -> str:
-    """Return the warning that runs on the store of the ledger `counted` were also charged in the ledger at `path`."""
-    # DP: the total is not one over all runs if some of them were charged elsewhere.
-    warning = f"NOT COUNTED HERE: runs on this store were also charged in {path}."
-    if not path.is_file():
-        return f"{warning} That ledger is missing: put it back."
-    own, outside = (path, counted) if (path.parent / "corpus.json").is_file() else (counted, path)
-    if not (own.parent / "corpus.json").is_file():
-        return warning
-    return (
-        f"{warning} To count them together: unheard budget {own.parent} --ledger {outside} --same-users {own.parent}."
-    )
 
 
 def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
