@@ -1,7 +1,9 @@
 """Votes have norm at most 1, a word of one user is released with probability delta, and each draw is paid once."""
 
 import dataclasses
+import json
 import math
+import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -29,9 +31,10 @@ from unheard.corpus.private_vocabulary import (
 from unheard.corpus.sources import Fields, find_sources
 from unheard.corpus.store import write_store
 from unheard.corpus.tokenizers import CharacterTokenizer, WordTokenizer
-from unheard.corpus.vocabulary import Vocabulary
-from unheard.errors import InputError, InvalidValue, PrivacyError
+from unheard.corpus.vocabulary import FileVocabulary, Vocabulary
+from unheard.errors import InputError, InvalidValue, LedgerError, PrivacyError
 from unheard.privacy.events import FailureProbability, Gaussian
+from unheard.privacy.population_statement import store_statement
 from unheard.randomness import reproducible_generator
 
 
@@ -193,7 +196,8 @@ def test_one_file_of_the_users_among_others_makes_a_corpus_not_public(tmp_path):
     (tmp_path / "given").mkdir()
     for name in ("mine", "other"):
         write_jsonl(tmp_path / "given" / f"{name}.jsonl", POSTS)
-    write_jsonl(tmp_path / "more.jsonl", POSTS)
+    write_jsonl(tmp_path / "given" / "other.jsonl", POSTS[:2])
+    write_jsonl(tmp_path / "more.jsonl", [*POSTS, *POSTS])
     mine, other, more = (
         find_sources([str(tmp_path / name)]) for name in ("given/mine.jsonl", "given/other.jsonl", "more.jsonl")
     )
@@ -369,6 +373,48 @@ def test_a_public_corpus_that_is_the_users_own_text_is_refused(tmp_path):
     with pytest.raises(PrivacyError, match="its words are not public"):
         prepared(tmp_path, tmp_path / "link.jsonl", vocabulary=CorpusVocabulary(path=str(file)))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link.jsonl", "posts", "words.txt"]  # nothing was read
+
+
+def test_a_copy_of_the_users_own_text_is_not_public_either(tmp_path):
+    (tmp_path / "copies").mkdir()
+    own = write_jsonl(tmp_path / "x.jsonl", POSTS)
+    (tmp_path / "empty.jsonl").touch()
+    write_jsonl(tmp_path / "copies" / "same-size.jsonl", POSTS[::-1])
+    check = CorpusVocabulary(path=str(tmp_path / "copies")).check_is_public
+    sources = find_sources([str(own)])
+    check(sources)
+    for name in ("copies/copy.jsonl", "copy.txt"):
+        (tmp_path / name).write_bytes(own.read_bytes())
+    for name in ("copies", "copies/copy.jsonl", "copy.txt"):
+        with pytest.raises(PrivacyError, match="or a copy of it: its words are not public"):
+            CorpusVocabulary(path=str(tmp_path / name)).check_is_public(sources)
+
+
+def test_the_list_of_a_private_vocabulary_keeps_its_cost_under_every_name(tmp_path):
+    """The list is that of a store, by path, by a link, and cut to some words. A list elsewhere is declared public."""
+    events = [{"kind": "gaussian", "noise_multiplier": 2.0}, {"kind": "failure_probability", "delta": 1e-7}]
+    info = {"vocabulary": {"kind": "private", "events": events}}
+    paid = write_store(tmp_path / "paid", train=[], held_out=[], vocabulary=Vocabulary.of("abc"), info=info).path
+    (tmp_path / "link.txt").symlink_to(paid / "vocabulary.txt")
+    (paid / "other.txt").write_text("a\nb\n")
+    shutil.copy(paid / "vocabulary.txt", tmp_path / "copy.txt")
+    posts = write_jsonl(tmp_path / "x.jsonl", POSTS)
+    for file, size, expected in (
+        (paid / "vocabulary.txt", None, events),
+        (paid / "vocabulary.txt", 5, events),
+        (tmp_path / "link.txt", None, events),
+        (paid / "other.txt", None, []),
+        (tmp_path / "copy.txt", None, []),
+    ):
+        given = FileVocabulary(path=str(file), size=size)
+        store = prepared(tmp_path, posts, vocabulary=given, out=f"{file.parent.name}-{file.name}-{size}").store
+        assert store.vocabulary_events == expected, file
+        claim = store_statement(store.path, delta=1e-5)["claim"]
+        assert ("its vocabulary (file) is declared public" in claim) == (not expected)
+    record = json.loads((paid / "corpus.json").read_text())
+    (paid / "corpus.json").write_text(json.dumps({**record, "vocabulary": {}}))
+    with pytest.raises(LedgerError, match="is not as it was written"):
+        prepared(tmp_path, posts, vocabulary=FileVocabulary(path=str(paid / "vocabulary.txt")), out="again")
 
 
 def test_votes_are_summed_over_all_files_of_all_shards(tmp_path, monkeypatch):

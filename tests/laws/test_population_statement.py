@@ -230,7 +230,7 @@ def test_a_store_without_runs_has_the_cost_of_its_vocabulary_at_the_delta_that_i
     assert "this store has no ledger yet" in render_all_runs(content)
     public = store_statement(store_of(tmp_path / "p"), delta=delta)
     assert (public["charges"], public["runs"]) == (0, [])
-    assert "its vocabulary (drawn) is public" in public["claim"]
+    assert "its vocabulary (drawn) is declared public" in public["claim"]
     assert public["warnings"] == content["warnings"]
     assert render_all_runs(public).count("\n") == 4  # without figures
 

@@ -16,6 +16,7 @@ from tests.stores import uncharged_copy
 import unheard
 from unheard.audit.verification import verify
 from unheard.corpus.store import TokenStore, write_store
+from unheard.corpus.vocabulary import _cost_of_list
 from unheard.errors import (
     BudgetExceeded,
     CheckpointCorrupt,
@@ -518,6 +519,21 @@ def test_a_run_from_before_digests_were_recorded_is_known_by_the_folder_of_its_m
 def test_runs_with_one_seed_begin_from_one_model(run, tmp_path):
     other = replace(run, plan=replace(run.plan, clip=unheard.FlatClip(norm=1.0)))
     assert torch.equal(run.model.initial(run.training.init_seed), other.model.initial(other.training.init_seed))
+
+
+def test_the_list_of_a_run_with_a_private_vocabulary_keeps_its_cost(run, store, tmp_path, monkeypatch):
+    events = [{"kind": "gaussian", "noise_multiplier": 2.0}, {"kind": "failure_probability", "delta": 1e-5}]
+    info = {**store.info, "vocabulary": {"kind": "private", "events": events}}
+    paid = write_store(
+        tmp_path / "paid",
+        train=[store.train.tokens(k) for k in range(60)],
+        held_out=[store.held_out.tokens(0)],
+        vocabulary=store.vocabulary,
+        info=info,
+    )
+    for name, corpus, expected in (("paid-run", paid.path, events), ("free-run", store.path, [])):
+        list(unheard.train(replace(run, corpus=corpus, ledger=tmp_path / f"{name}.jsonl"), tmp_path / name))
+        assert _cost_of_list(str(tmp_path / name / "vocabulary.txt")) == expected
 
 
 def test_a_vocabulary_that_was_paid_for_is_in_the_ledger(run, store, tmp_path, monkeypatch):

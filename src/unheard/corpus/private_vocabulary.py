@@ -267,19 +267,23 @@ class CorpusVocabulary:
     text_field: str | None = None
 
     def check_is_public(self, inputs: Sequence[Source]) -> None:
-        """Raise `PrivacyError` if a file of the "public" corpus is also an input of `prepare`.
+        """Raise `PrivacyError` if a file of the "public" corpus, or a copy of it, is also an input of `prepare`.
 
-        Only file paths are compared. Stores, .txt files and Hugging Face datasets are not checked.
+        Paths are compared, and the content of files of equal size. Stores and Hugging Face datasets are not checked.
 
         Args:
             inputs: The inputs of `prepare`, with the users' text.
         """
-        if (Path(self.path) / "corpus.json").is_file() or not Path(self.path).exists() or self.path.endswith(".txt"):
+        if (Path(self.path) / "corpus.json").is_file() or not Path(self.path).exists():
             return
-        own = {Path(source.path).resolve() for source in inputs if source.format != "hub"}
-        if own & {Path(source.path).resolve() for source in find_sources([self.path]) if source.format != "hub"}:
+        is_text = self.path.endswith(".txt") and Path(self.path).is_file()
+        given = {Path(self.path).resolve()} if is_text else _files_of(find_sources([self.path]))
+        own = _files_of(inputs)
+        # DP: a copy of the users' text is no more public than the text.
+        if own & given or any(_is_copy(one, other) for one in own for other in given):
             raise PrivacyError(
-                f"{self.path} is the users' own text: its words are not public. Use --vocab private, which pays for them."
+                f"{self.path} is the users' own text, or a copy of it: its words are not public. Use --vocab private, "
+                "which pays for them, or give other text."
             )
 
     def build(self, text: GroupedText) -> VocabularyResult:
@@ -312,6 +316,19 @@ class CorpusVocabulary:
         totals.sort(key=lambda pair: (-pair[0], pair[1]))
         words = [word for _, word in totals[: self.size - len(SPECIALS)]]
         return VocabularyResult(vocabulary=Vocabulary.of(words), provenance={"source": Path(self.path).name})
+
+
+def _files_of(sources: Iterable[Source]) -> set[Path]:
+    """Return the files of the sources. Hugging Face datasets have none."""
+    return {Path(source.path).resolve() for source in sources if source.format != "hub"}
+
+
+def _is_copy(one: Path, other: Path) -> bool:
+    """Whether two files have the same content and are not empty."""
+    if not (one.is_file() and other.is_file() and 0 < one.stat().st_size == other.stat().st_size):
+        return False
+    with open(one, "rb") as first, open(other, "rb") as second:
+        return hashlib.file_digest(first, "sha256").digest() == hashlib.file_digest(second, "sha256").digest()
 
 
 def public_texts(path: str, field: str, grouping: Grouping) -> Iterator[str]:

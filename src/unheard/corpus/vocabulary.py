@@ -10,7 +10,8 @@ the rows of one embedding, of which three belong to BOS, EOS and UNK.
 A `VocabularySource` builds a vocabulary and states its origin and its privacy cost:
 
     PublicVocabulary       the most frequent words of a language (the default), from the package `wordfreq`; no cost
-    FileVocabulary         a word list; the caller must make sure that it was not made from the users' text; no cost
+    FileVocabulary         a word list; the caller must make sure that it was not made from the users' text; no cost, or
+                           the cost of the store or run in whose folder it lies
     TokenizerVocabulary    the tokens of a tokenizer.json; no cost
     CorpusVocabulary       the words of a public corpus (`private_vocabulary`); no cost, or the cost in its store
     PrivateVocabulary      the training users' own words with differential privacy (`private_vocabulary`)
@@ -187,6 +188,8 @@ class PublicVocabulary:
 class FileVocabulary:
     """A word list, one word per line, most frequent first. It must not have been made from the users' own text.
 
+    The vocabulary file of a store or of a run folder keeps its cost. A list that lies elsewhere is declared public.
+
     Args:
         path: The file.
         size: The largest number of words, including BOS, EOS and UNK; None takes all.
@@ -196,10 +199,40 @@ class FileVocabulary:
     size: int | None = None
 
     def build(self, text: "GroupedText") -> VocabularyResult:
-        """Return the words of the file (see `VocabularySource.build`)."""
+        """Return the words of the file (see `VocabularySource.build`).
+
+        Raises:
+            LedgerError: The file lies in a store or a run folder whose record of the cost is damaged.
+        """
         return VocabularyResult(
-            vocabulary=vocabulary_from_file(self.path, self.size), provenance={"source": Path(self.path).name}
+            vocabulary=vocabulary_from_file(self.path, self.size),
+            provenance={"source": Path(self.path).name},
+            events=_cost_of_list(self.path),
         )
+
+
+def _cost_of_list(path: str) -> list[dict[str, Any]]:
+    """Return the events that a word list has cost, if it is the vocabulary of the store or run folder in which it lies.
+
+    The list is empty for any other file.
+    """
+    from unheard.privacy.events import FailureProbability, Gaussian, to_record  # here, because these load scipy
+    from unheard.privacy.population_ledger import read_corpus_record
+    from unheard.privacy.run_ledger import read_run_ledger
+
+    folder = Path(path).resolve().parent
+    if (folder / "corpus.json").is_file():
+        table = read_corpus_record(folder).get("vocabulary")
+        events = table.get("events", []) if isinstance(table, Mapping) else []
+    elif (folder / "ledger.jsonl").is_file():
+        ledger = read_run_ledger(folder)
+        table = ledger.facts.get("vocabulary")
+        events = [to_record(event) for event in ledger.events if isinstance(event, Gaussian | FailureProbability)]
+    else:
+        return []
+    digest = vocabulary_from_file(path).digest
+    # DP: words that were paid for keep their cost, under whichever path they are named: the users may be the same.
+    return events if isinstance(table, Mapping) and table.get("sha256", digest) == digest else []
 
 
 @dataclass(frozen=True, kw_only=True)

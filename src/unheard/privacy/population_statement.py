@@ -150,8 +150,9 @@ def store_statement(store: str | Path, *, delta: float | None = None) -> dict[st
             f"{path} cannot be read, so what the vocabulary of this store cost cannot be known. Put an intact copy back."
         ) from None
     if not events:
+        public = "public" if kind == "public" else "declared public"
         return {
-            "claim": f"nothing was charged to the users of this store: its vocabulary ({kind}) is public",
+            "claim": f"nothing was charged to the users of this store: its vocabulary ({kind}) is {public}",
             "charges": 0,
             "runs": [],
             "warnings": [_NO_LEDGER],
