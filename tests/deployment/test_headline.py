@@ -7,6 +7,7 @@ import pytest
 from unheard.deployment.keyboard.server import describe_model
 from unheard.deployment.model import LoadedModel
 from unheard.errors import ModelError
+from unheard.privacy.statement import SYNTHETIC
 
 
 def description(model: LoadedModel, epsilon, delta=1e-6, **more) -> dict:
@@ -48,6 +49,12 @@ def test_the_headline_of_a_seeded_model_states_no_guarantee(two_models):
     assert shown["headline"] == "An experiment: no guarantee against anyone who knows the seed"
     assert "times as likely" in shown["sentences"][0]
     assert shown["warnings"] == [seeded]
+
+
+def test_the_headline_of_a_model_of_synthetic_text_states_no_guarantee(two_models):
+    shown = description(two_models[0], 0.5, warnings=[SYNTHETIC])
+    assert (shown["grade"], shown["warnings"]) == ("none", [SYNTHETIC])
+    assert shown["headline"] == "No guarantee for the people from whose text the synthetic text was made"
 
 
 def test_the_headline_of_a_personal_model_says_that_it_is_personal(two_models):

@@ -171,10 +171,29 @@ def test_the_first_line_of_a_ledger_says_whether_posts_were_dropped(run, store, 
     assert facts["drop_duplicates"] is drops
 
 
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ({"synthetic": True, "fitted_to": "posts"}, {"synthetic": "fitted to posts"}),
+        ({"synthetic": True}, {}),  # the store of a benchmark, which no user's text was needed for
+        ({"synthetic": False}, {}),
+    ],
+)
+def test_the_first_line_of_a_ledger_says_whose_text_synthetic_text_was_made_from(
+    run, store, monkeypatch, info, expected, tmp_path
+):
+    for key, value in info.items():
+        monkeypatch.setitem(store.info, key, value)
+    population = PopulationLedger.open(tmp_path / "l", {})
+    facts = ledger_header(run, store, State(round=0, params_P=run.model.initial(3)), population)
+    assert {key: value for key, value in facts.items() if key == "synthetic"} == expected
+
+
 PUBLIC, SEEDED = "a model declared public", {"mode": "reproducible"}
 WEAK = {
     "randomness": ({"randomness": SEEDED}, lambda start: start["randomness"] == SEEDED),
     "drop_duplicates": ({"drop_duplicates": True}, lambda start: start["drop_duplicates"] is True),
+    "synthetic": ({"synthetic": "fitted to a"}, lambda start: start.get("synthetic") == "fitted to a"),
     "start": ({"start": {"from": PUBLIC}}, lambda start: start["base"] == PUBLIC),
 }
 

@@ -64,7 +64,7 @@ def test_lists_that_decide_what_is_kept_back_have_these_members_and_no_others():
     }
     assert {*SHARED} == {"ledger.jsonl", "model.safetensors", "checkpoints", "export.json", "corpus.json"}
     assert {*COPIED_FILES} == {"corpus.json", "layout.json", "vocabulary.txt"}
-    assert {*REPEATED_FACTS} == {"population", "delta", "randomness", "drop_duplicates", "declared"}
+    assert {*REPEATED_FACTS} == {"population", "delta", "randomness", "drop_duplicates", "synthetic", "declared"}
     assert {*NAMES} == {
         *("accuracy_top1", "accuracy_top3", "accuracy_top5", "accuracy_top1_words", "loss", "perplexity", "epsilon")
     }

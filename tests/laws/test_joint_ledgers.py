@@ -42,6 +42,7 @@ FACTS = {
     "delta": DELTA,
     "randomness": ReproducibleStreams(seed=1, scope="", shared_cohorts=True).describe(),
     "drop_duplicates": True,
+    "synthetic": "fitted to other users",
     "declared": declaration(9, [(0, to_record(ROUND))], None),
 }
 
@@ -304,6 +305,8 @@ def test_each_weakness_of_a_run_is_a_warning_of_its_statement():
         ({"randomness": seeded}, "REPRODUCIBLE NOISE: the noise was"),
         ({"drop_duplicates": True}, "were dropped"),
         ({"start": {"drop_duplicates": True}}, "were dropped"),
+        ({"synthetic": "fitted to a"}, "SYNTHETIC TEXT: the users of this store are not people"),
+        ({"start": {"synthetic": "fitted to a"}}, "SYNTHETIC TEXT: the run that this one began from"),
         ({"population": 100, "delta": 0.01}, "is not below 1/users"),
         ({"population": 100, "delta": 0.015}, "is not below 1/users"),
     ]
@@ -417,6 +420,7 @@ def test_a_ledger_holds_a_position_only_with_the_whole_hash_of_its_line(tmp_path
     [
         ({"randomness": {"mode": "reproducible"}}, "REPRODUCIBLE NOISE"),
         ({"drop_duplicates": True}, "were dropped"),
+        ({"synthetic": "fitted to a"}, "SYNTHETIC TEXT"),
         ({"start": {"from": "a model declared public"}}, "declared public"),
         ({"start": {"from": "seed 0", "base": "a model declared public"}}, "declared public"),
     ],

@@ -25,7 +25,7 @@ from unheard.privacy.population_statement import (
     render_all_runs,
     store_statement,
 )
-from unheard.privacy.statement import rounded_up
+from unheard.privacy.statement import SYNTHETIC, rounded_up
 from unheard.privacy.trade_off import figures, figures_of_pair
 
 DELTA = 1.23456789e-3
@@ -145,6 +145,8 @@ SEEDED = {"mode": "reproducible", "streams": 1}
         ({"came_with": 0}, [ROUND], 1, []),
         ({"drop_duplicates": True}, [ROUND], 1, ["were dropped before training"]),
         ({"drop_duplicates": False}, [ROUND], 1, []),
+        ({"synthetic": "fitted to a"}, [ROUND], 1, ["SYNTHETIC TEXT: the users of this store are not people"]),
+        ({"start": {"synthetic": "fitted to a"}}, [ROUND], 1, ["SYNTHETIC TEXT: the run that this one began from"]),
         ({"start": {"from": "a model declared public"}}, [ROUND], 1, ["declared public"]),
         ({"start": {"base": "a model declared public"}}, [ROUND], 1, ["declared public"]),
         ({"start": {"from": "seed 0"}}, [ROUND], 1, []),
@@ -166,6 +168,7 @@ def test_each_weakness_of_one_run_is_a_warning_that_names_it(tmp_path, facts, ev
     for warning, words in zip(content["warnings"], expected, strict=True):
         assert words in warning
         assert "run 'the reproducible-x'" in warning
+    assert ("for every user except those" in content["claim"]) == ("synthetic" in str(facts))
     lines = render_all_runs(content).splitlines()
     assert [line for line in lines if "!!" in line] == [f"  !! {warning}" for warning in content["warnings"]]
 
@@ -233,6 +236,23 @@ def test_a_store_without_runs_has_the_cost_of_its_vocabulary_at_the_delta_that_i
     assert "its vocabulary (drawn) is declared public" in public["claim"]
     assert public["warnings"] == content["warnings"]
     assert render_all_runs(public).count("\n") == 4  # without figures
+
+
+@pytest.mark.parametrize("events", [[], [to_record(event) for event in VOCABULARY]], ids=["public", "private"])
+def test_a_store_of_synthetic_text_warns_first_of_those_from_whose_text_it_was_made(tmp_path, events):
+    """Also if a version that did not warn has written the ledger."""
+    store = store_of(tmp_path / "s", events=events, delta=0.01)
+    record = json.loads((store / "corpus.json").read_text())
+    (store / "corpus.json").write_text(json.dumps({**record, "synthetic": True, "fitted_to": "posts"}))
+    content = store_statement(store)
+    assert content["warnings"][0] == SYNTHETIC
+    assert len(content["warnings"]) == 2
+    population = open_population_ledger(store, "c", [])
+    population.settle("a run of an older version", [ROUND])
+    total = all_runs(PopulationLedger.read(store / FILE), delta=DELTA)
+    for stated in (total, content)[: 2 if events else 1]:
+        assert stated["warnings"][0] == SYNTHETIC
+        assert "for every user except those to whom the synthetic text was fitted over all runs" in stated["claim"]
 
 
 @pytest.mark.parametrize("what", ["a part", "a lost ledger", "another kind of event", "no kind", "a list"])

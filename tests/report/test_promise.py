@@ -10,6 +10,7 @@ import unheard
 from tests.report.builders import with_statement
 from unheard.errors import UnprovenCombination
 from unheard.formatting import odds_factor, small
+from unheard.privacy.statement import SYNTHETIC
 from unheard.report.comparison import Comparison
 from unheard.report.page import HEADLINES, STRONG, WEAK, _paragraphs, describe_promise, render_page
 from unheard.report.run_record import RunRecord
@@ -44,6 +45,17 @@ def test_a_seeded_run_has_no_guarantee_against_who_knows_the_seed(compared):
     assert describe_promise(with_statement(private, {**statement, "warnings": []})).grade == "strong"
     words = describe_promise(with_statement(private, seeded))
     assert (words.grade, words.headline) == ("none", "An experiment: no guarantee against anyone who knows the seed")
+
+
+@pytest.mark.parametrize("ledger", ["own", "elsewhere"])
+def test_a_run_on_synthetic_text_has_no_headline_of_a_guarantee(run, tmp_path, ledger):
+    for name in ("first", "second"):
+        list(unheard.train(replace(run, ledger=tmp_path / "people.jsonl"), tmp_path / name))
+    record = RunRecord.read(tmp_path / "first")
+    record = record if ledger == "own" else replace(record, population_ledger=None)
+    words = describe_promise(with_statement(record, {**record.statement, "warnings": [SYNTHETIC]}))
+    assert (words.grade, words.headline) == ("synthetic", HEADLINES["synthetic"])
+    assert SYNTHETIC in words.warnings
 
 
 def test_the_guarantee_counts_other_runs_on_the_same_users(compared):

@@ -16,6 +16,7 @@ from tests.stores import uncharged_copy
 import unheard
 from unheard.audit.verification import verify
 from unheard.corpus.store import TokenStore, write_store
+from unheard.corpus.synthetic import synthesise
 from unheard.corpus.vocabulary import _cost_of_list
 from unheard.errors import (
     BudgetExceeded,
@@ -36,6 +37,8 @@ from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs
 from unheard.privacy.run_ledger import population_of
+from unheard.privacy.statement import _BEGAN_SYNTHETIC, SYNTHETIC
+from unheard.privacy.statement_formats import FORMATS, render
 from unheard.randomness import ReproducibleStreams, reproducible_generator
 from unheard.run_folder import RunFolder
 from unheard.training import initialise, loop
@@ -583,6 +586,27 @@ def test_a_statement_names_a_seeded_parent_and_a_model_declared_public(run, tmp_
     ):
         list(unheard.train(replace(child, training=training), tmp_path / name))
         assert said in json.loads((tmp_path / name / "statement.json").read_text())["warnings"][0]
+
+
+def test_a_run_on_synthetic_text_promises_nothing_to_those_from_whose_text_it_was_made(run, store, tmp_path):
+    """Nor does any run that begins from its model, on whatever users."""
+    made = synthesise(store, tmp_path / "synthetic", users=60, tokens_per_user=30)
+    list(unheard.train(replace(run, corpus=made.path), tmp_path / "first"))
+    own = on_other_users(run, tmp_path)
+    for name, parent in (("child", "first"), ("grandchild", "child")):
+        training = unheard.Training(rounds=1, init_from=str(tmp_path / parent))
+        list(unheard.train(replace(own, training=training), tmp_path / name))
+    for name in ("first", "child", "grandchild"):
+        content = unheard.statement(tmp_path / name)
+        assert content["warnings"][0] == (SYNTHETIC if name == "first" else _BEGAN_SYNTHETIC)
+        assert "privacy for every user except those to whom the synthetic text was fitted, by" in content["claim"]
+        for form in FORMATS:
+            shown = json.dumps(json.loads(render(content, form))) if form == "registry" else render(content, form)
+            assert "NO GUARANTEE" in shown
+            assert "except those to whom the synthetic text was fitted" in shown
+        total = all_runs(population_of(RunFolder(tmp_path / name)))
+        assert "SYNTHETIC TEXT" in total["warnings"][0]
+        assert "every user except those" in total["claim"]
 
 
 def test_warnings_of_the_first_run_are_in_the_statements_of_later_runs(run, tmp_path):

@@ -43,7 +43,7 @@ from unheard.privacy.population_ledger import (
     vocabulary_run,
 )
 from unheard.privacy.run_ledger import population_of, read_run_ledger
-from unheard.privacy.statement import cautions, figure, plain, rounded_up, row
+from unheard.privacy.statement import SYNTHETIC, cautions, figure, is_synthetic, plain, protected, rounded_up, row
 from unheard.privacy.trade_off import figures, figures_of_pair
 from unheard.run_folder import RunFolder
 
@@ -155,11 +155,11 @@ def store_statement(store: str | Path, *, delta: float | None = None) -> dict[st
             "claim": f"nothing was charged to the users of this store: its vocabulary ({kind}) is {public}",
             "charges": 0,
             "runs": [],
-            "warnings": [_NO_LEDGER],
+            "warnings": [*[SYNTHETIC] * ("fitted_to" in record), _NO_LEDGER],
         }
     charged_run = ChargedRun(id="vocabulary", facts={"name": "the private vocabulary"}, events=events)
     spent = all_runs(
-        _VocabularyCharges(runs={charged_run.id: charged_run}),
+        _VocabularyCharges(runs={charged_run.id: charged_run}, store=path.parent),
         delta=vocabulary.get("delta") if delta is None else delta,
     )
     return {**spent, "warnings": [*spent["warnings"], _NO_LEDGER]}
@@ -176,6 +176,7 @@ class _VocabularyCharges:
     """Takes the place of a population's ledger before the first run. Has only the events of the store's vocabulary."""
 
     runs: dict[str, ChargedRun]
+    store: Path
     budget: Budget | None = None
     position: dict[str, Any] = field(default_factory=dict)
     is_filter: bool = False
@@ -187,6 +188,12 @@ class _VocabularyCharges:
     def events(self) -> list[Event]:
         """The events of all runs, in the order of the runs."""
         return [event for charged_run in self.runs.values() for event in charged_run.events]
+
+
+def _has_synthetic_text(population: "PopulationLedger | _VocabularyCharges") -> bool:
+    """Whether the store of a ledger has synthetic text that was fitted to the users of another store."""
+    folder = population.path.parent if population.store is None else population.store
+    return (folder / "corpus.json").is_file() and "fitted_to" in read_corpus_record(folder)
 
 
 def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
@@ -306,7 +313,9 @@ def _claim(total: float, delta: float, accountant: str, population: "PopulationL
         return f"no guarantee over all runs: epsilon is infinite ({why})"
     # DP: rounded up, as in the statement of a run.
     pair = f"({rounded_up(total)}, {rounded_up(delta, 3)})"
-    return f"{pair}-differential privacy for every user over all runs together, by {accountant}"
+    facts = [charged_run.facts for charged_run in population.runs.values()]
+    users = protected(_has_synthetic_text(population) or any(map(is_synthetic, facts)))
+    return f"{pair}-differential privacy for {users} over all runs together, by {accountant}"
 
 
 def _run_share(charged_run: ChargedRun, delta: float) -> dict[str, Any]:
@@ -336,7 +345,7 @@ def _has_no_noise(charged_run: ChargedRun) -> bool:
 
 def _warnings(population: "PopulationLedger | _VocabularyCharges", delta: float) -> list[str]:
     """Return a warning for each fact that weakens the guarantee, over all runs."""
-    warnings = []
+    warnings = [SYNTHETIC] * _has_synthetic_text(population)
     for charged_run in population.runs.values():
         name = charged_run.facts.get("name", charged_run.id)
         if (charged_run.facts.get("randomness") or {}).get("mode") == "reproducible":
@@ -362,7 +371,8 @@ def _warnings(population: "PopulationLedger | _VocabularyCharges", delta: float)
                 f"run '{name}' came here with {charged_run.facts['came_with']} charges from another ledger: whatever else that one "
                 "holds is not counted here. Declare the two stores one population (unheard budget STORE --same-users OTHER)."
             )
-        facts = {key: charged_run.facts.get(key) for key in ("population", "drop_duplicates", "start")}
+        keys = ("population", "drop_duplicates", "start", "synthetic")
+        facts = {key: charged_run.facts.get(key) for key in keys}
         examples = [event for event in charged_run.events if isinstance(event, ExampleGaussian)]
         warnings += [f"run '{name}': {caution}" for caution in cautions(facts, examples, delta)]
     return warnings

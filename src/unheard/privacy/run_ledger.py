@@ -36,7 +36,7 @@ from unheard.privacy.population_ledger import (
 )
 from unheard.run_folder import RunFolder, checkpoint_files, configuration_hash, not_written_by_unheard, read_facts
 
-REPEATED_FACTS = ("population", "delta", "randomness", "drop_duplicates", "declared")
+REPEATED_FACTS = ("population", "delta", "randomness", "drop_duplicates", "synthetic", "declared")
 """The public facts of a run that are copied to the population's ledger, with the origin of its first model."""
 
 
@@ -449,5 +449,5 @@ def earlier_models(facts: Mapping[str, Any]) -> list[str]:
 
 def _repeated_facts(ledger: Ledger, name: str) -> dict[str, Any]:
     facts = ledger.facts
-    start = {key: value for key, value in facts.get("start", {}).items() if key in ("from", "base")}
+    start = {key: value for key, value in facts.get("start", {}).items() if key in ("from", "base", "synthetic")}
     return {"name": name, **{key: facts[key] for key in REPEATED_FACTS if key in facts}, "start": start}

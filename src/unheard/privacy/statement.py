@@ -65,6 +65,15 @@ NOT_COVERED = [
     "what is true of many users at once: the guarantee is about any one of them taking part or not",
 ]
 
+SYNTHETIC = (
+    "SYNTHETIC TEXT: the users of this store are not people. Their text was made without noise from that of other "
+    "users, who have NO GUARANTEE."
+)
+_BEGAN_SYNTHETIC = (
+    "SYNTHETIC TEXT: the run that this one began from learned from text that was made without noise from that of other "
+    "users. They have NO GUARANTEE, even if they are users of this run."
+)
+
 ALONE = (
     "only the ledger was read: there are no other files of the run, so missing charges at its end cannot be detected. "
     "State the whole run folder."
@@ -132,7 +141,7 @@ def compute_statement(
     replaced = claimed.replace_one()
     return plain(
         {
-            "claim": _claim(claimed.epsilon, delta, claimed.accountant, charged),
+            "claim": _claim(claimed.epsilon, delta, claimed.accountant, charged, protected(is_synthetic(facts))),
             "unit": "user",
             "adjacency": "add or remove one user with everything they wrote",
             "delta": delta,
@@ -196,15 +205,27 @@ def _delta(facts: Mapping[str, Any], delta: float | None) -> float:
     raise InvalidValue("The ledger declares neither a delta nor a population: give a delta (--delta).")
 
 
-def _claim(epsilon: float, delta: float, accountant: str, events: Sequence[Event]) -> str:
-    """Return the guarantee as one line of text."""
+def is_synthetic(facts: Mapping[str, Any]) -> bool:
+    """Whether a run, or one that it began from, learned from synthetic text that was fitted to other users."""
+    start = facts.get("start")
+    return bool(facts.get("synthetic") or (isinstance(start, Mapping) and start.get("synthetic")))
+
+
+def protected(is_synthetic: bool) -> str:
+    """Return whom a claim is about, in words."""
+    # DP: synthetic text is an exact function of the text that it was fitted to.
+    return "every user except those to whom the synthetic text was fitted" if is_synthetic else "every user"
+
+
+def _claim(epsilon: float, delta: float, accountant: str, events: Sequence[Event], users: str) -> str:
+    """Return the guarantee for `users` as one line of text."""
     if math.isinf(epsilon):
         reasons = sorted({event.reason for event in events if isinstance(event, NonPrivate)})
         why = "; ".join(reasons) or "no epsilon holds at this delta for the noise that was added"
         return f"no guarantee: epsilon is infinite ({why})"
     # DP: rounded up: a claim with smaller numbers than the bound would be false.
     pair = f"({rounded_up(epsilon)}, {rounded_up(delta, 3)})"
-    return f"{pair}-differential privacy for every user, by {accountant}"
+    return f"{pair}-differential privacy for {users}, by {accountant}"
 
 
 def _server(claimed: Claim) -> dict[str, Any]:
@@ -283,6 +304,7 @@ def cautions(facts: Mapping[str, Any], events: Sequence[Event], delta: float) ->
     warnings = []
     start = facts.get("start")
     start = start if isinstance(start, Mapping) else {}
+    warnings += [SYNTHETIC] * bool(facts.get("synthetic")) + [_BEGAN_SYNTHETIC] * bool(start.get("synthetic"))
     for where, source in (("", facts), (" of the run that this one began from", start)):
         randomness = source.get("randomness")
         if isinstance(randomness, Mapping) and randomness.get("mode") == "reproducible":

@@ -20,7 +20,7 @@ promises too much.
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
@@ -301,9 +301,11 @@ HEADLINES = {
     "weak": "A guarantee, but a weak one",
     "none": "An experiment: no guarantee against anyone who knows the seed",
     "all": "No guarantee over all runs on these users",
+    "synthetic": "No guarantee for the people from whose text the synthetic text was made",
 }
 """The headline of a guarantee, by its grade. `none` is for a private run whose noise comes from a seed; `all` is for a
-private run on users for whom all runs together have no finite epsilon."""
+private run on users for whom all runs together have no finite epsilon; `synthetic` is for a run that learned from
+synthetic text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +315,7 @@ class Promise:
     headline: str
     """The guarantee in one line."""
     grade: str
-    """`none`, `weak`, `moderate` or `strong`."""
+    """`none`, `synthetic`, `weak`, `moderate` or `strong`."""
     paragraphs: tuple[str, ...]
     """The explanation, one string per paragraph."""
     warnings: tuple[str, ...]
@@ -375,7 +377,7 @@ def _over_all_runs(record: RunRecord, alone: Promise) -> Promise:
     warnings = tuple(_capitalised(warning) for warning in total["warnings"])
     # The seed of any of these runs reveals its noise, and the total does not hold without that noise.
     is_seeded = any("REPRODUCIBLE NOISE" in warning for warning in (*alone.warnings, *warnings))
-    grade = "none" if is_seeded else _grade(epsilon)
+    grade = "synthetic" if _is_synthetic((*alone.warnings, *warnings)) else "none" if is_seeded else _grade(epsilon)
     together = (
         f"{runs} Over all these runs ε = {epsilon_text(epsilon)} by {accountant_title(total['claimed']['accountant'])} at "
         f"δ = {small(delta)}, and this is what each person is promised."
@@ -392,6 +394,11 @@ def _over_all_runs(record: RunRecord, alone: Promise) -> Promise:
 def _grade(epsilon: float) -> str:
     """Return the grade of a finite epsilon (see `STRONG`)."""
     return "strong" if epsilon <= STRONG else "moderate" if epsilon <= WEAK else "weak"
+
+
+def _is_synthetic(warnings: Sequence[str]) -> bool:
+    """Whether the warnings say that a run learned from synthetic text."""
+    return any("SYNTHETIC TEXT" in warning for warning in warnings)
 
 
 def _describe_run(record: RunRecord) -> Promise:
@@ -416,6 +423,8 @@ def _describe_run(record: RunRecord) -> Promise:
     # everyone who does not know the seed.
     if any("REPRODUCIBLE NOISE" in warning for warning in warnings):
         grade = "none"
+    if _is_synthetic(warnings):
+        grade = "synthetic"
     pair = f"({rounded_up(epsilon)}, {small(float(rounded_up(delta, 2)))})"
     return Promise(
         headline=HEADLINES[grade],

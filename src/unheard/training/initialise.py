@@ -584,6 +584,8 @@ def ledger_header(run: Run, store: TokenStore, first: State, population: Populat
         "vocabulary": vocabulary,
         "tokens_sha256": tokens_digest(store.info.get("tokens", {})),
         "drop_duplicates": bool(store.info.get("drop_duplicates")),
+        # DP: synthetic text has no guarantee for the users to whom it was fitted.
+        **({"synthetic": f"fitted to {store.info['fitted_to']}"} if "fitted_to" in store.info else {}),
         "start": {
             **_start(run),
             **_base(run),
@@ -678,8 +680,8 @@ def _start(run: Run) -> dict[str, Any]:
 def _inherited(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of a parent run that also concern a run that starts from its model.
 
-    These are how the parent and its own parents drew their noise, whether they dropped duplicates, and whether one of
-    them started from a model that was declared public.
+    These are how the parent and its own parents drew their noise, whether they dropped duplicates, whether their text
+    was synthetic, and whether one of them started from a model that was declared public.
 
     Args:
         facts: The header of the parent's ledger.
@@ -690,6 +692,9 @@ def _inherited(facts: Mapping[str, Any]) -> dict[str, Any]:
     # DP: noise of a known seed hides nothing, however many runs ago it was added.
     kept = {"randomness": seeded[0] if seeded else facts.get("randomness")}
     kept["drop_duplicates"] = any(r.get("drop_duplicates") for r in runs)
+    # DP: the model depends on the users to whom the text was fitted, who may be users of the next run.
+    if any(r.get("synthetic") for r in runs):
+        kept["synthetic"] = facts.get("synthetic") or before["synthetic"]
     is_public = PUBLIC_START in (before.get("from"), before.get("base"))
     return {**kept, "base": PUBLIC_START} if is_public else kept
 

@@ -56,6 +56,8 @@ def describe_model(model: LoadedModel) -> dict[str, Any]:
     if grade != "none" and any("REPRODUCIBLE NOISE" in warning for warning in statement["warnings"]):
         # The sentences stay, because they hold against everyone who does not know the seed.
         grade, headline = "none", _HEADLINES["seeded"]
+    if math.isfinite(epsilon) and any("SYNTHETIC TEXT" in warning for warning in statement["warnings"]):
+        grade, headline = "none", _HEADLINES["synthetic"]
     if model.kind == "personal":
         sentences = ["It has learned from one person's own text, and is for that person alone.", *sentences]
         sentences[1] = f"For everybody else: {sentences[1][0].lower()}{sentences[1][1:]}"
@@ -80,6 +82,7 @@ _HEADLINES = {
     "fair": "A guarantee for every person",
     "strong": "A strong guarantee for every person",
     "seeded": "An experiment: no guarantee against anyone who knows the seed",
+    "synthetic": "No guarantee for the people from whose text the synthetic text was made",
     "personal": "A personal model",
 }
 
