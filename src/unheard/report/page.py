@@ -377,7 +377,9 @@ def _over_all_runs(record: RunRecord, alone: Promise) -> Promise:
     warnings = tuple(_capitalised(warning) for warning in total["warnings"])
     # The seed of any of these runs reveals its noise, and the total does not hold without that noise.
     is_seeded = any("REPRODUCIBLE NOISE" in warning for warning in (*alone.warnings, *warnings))
-    grade = "synthetic" if _is_synthetic((*alone.warnings, *warnings)) else "none" if is_seeded else _grade(epsilon)
+    grade = "none" if is_seeded else _grade(epsilon)
+    if _is_synthetic((*alone.warnings, *warnings)):
+        grade = "synthetic"
     together = (
         f"{runs} Over all these runs ε = {epsilon_text(epsilon)} by {accountant_title(total['claimed']['accountant'])} at "
         f"δ = {small(delta)}, and this is what each person is promised."
