@@ -7,7 +7,7 @@ states.
     engine = EngineChoice(kind="reference", device="cpu").build(model)
 
 `ENGINES` is the registry. A new engine needs a class with `device`, `sum_updates` and `sum_cohorts` (the protocol
-`Engine` in engines/engine.py), the two class methods of `EngineClass` below, and a line in `ENGINES`."""
+`Engine` in engines/engine.py), the constructor and the class method of `EngineClass` below, and a line in `ENGINES`."""
 
 import logging
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ from unheard.models.model import LanguageModel
 
 
 class EngineClass(Protocol):
-    """The class methods that `EngineChoice` calls on the class of an engine."""
+    """What `EngineChoice` calls on the class of an engine: its constructor and the class method `unsupported`."""
 
-    def build(self, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str) -> Engine:
+    def __call__(self, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str) -> Engine:
         """Return an engine for one model on one device.
 
         Args:
@@ -130,7 +130,7 @@ class EngineChoice:
             reason = ENGINES[kind].unsupported(model, self.precision)
             if reason is None:
                 logger.info("engine %s on %s", kind, device)
-                return ENGINES[kind].build(model, device, self.users_at_once, self.precision)
+                return ENGINES[kind](model, device, self.users_at_once, self.precision)
             reasons.append(reason)
         raise InvalidValue(reasons[0])
 

@@ -26,17 +26,14 @@ class ReferenceEngine:
     Args:
         model: Any language model.
         device: The device on which it computes.
+        users_at_once: Without effect: users are computed one at a time.
+        precision: Without effect, except that `unsupported` refuses "bfloat16".
     """
 
     model: LanguageModel
     device: torch.device = torch.device("cpu")
-
-    @classmethod
-    def build(
-        cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
-    ) -> "ReferenceEngine":
-        """Return the engine. `users_at_once` and `precision` have no effect here (see `EngineClass.build`)."""
-        return cls(model, device)
+    users_at_once: int | None = None
+    precision: str = "auto"
 
     @classmethod
     def unsupported(cls, model: LanguageModel, precision: str) -> str | None:

@@ -125,13 +125,6 @@ class VectorisedEngine:
     _compiled: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def build(
-        cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
-    ) -> "VectorisedEngine":
-        """Return the engine for a model on a device (see `EngineClass.build`)."""
-        return cls(model, device, users_at_once, precision)
-
-    @classmethod
     def unsupported(cls, model: LanguageModel, precision: str) -> str | None:
         """Return None: every model is supported, in every precision (see `EngineClass.unsupported`)."""
         return None

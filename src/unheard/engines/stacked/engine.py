@@ -206,13 +206,6 @@ class StackedEngine(SumsCohorts):
     _sizes: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def build(
-        cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
-    ) -> "StackedEngine":
-        """Return the engine for a model on a device (see `EngineClass.build`)."""
-        return cls(model, device, users_at_once, precision)
-
-    @classmethod
     def unsupported(cls, model: LanguageModel, precision: str) -> str | None:
         """Return the reason why the model is not supported, else None (see `EngineClass.unsupported`).
 
