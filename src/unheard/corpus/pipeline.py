@@ -25,9 +25,7 @@ text.
 """
 
 import contextlib
-import csv
 import hashlib
-import io
 import json
 import logging
 import math
@@ -82,8 +80,13 @@ _SHARD_BYTES = 64 << 20
 _SAMPLED_POSTS = 1000
 MANY_UNKNOWN = 0.15
 """If a larger fraction of the words is not in a public vocabulary, the text is probably in another language."""
-USER_MAP_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet")
-"""The name of a map of user ids ends in one of these, which is also its format."""
+USER_MAP_FORMATS = {
+    ".csv": "FORMAT csv, HEADER",
+    ".json": "FORMAT json, ARRAY true",
+    ".jsonl": "FORMAT json",
+    ".parquet": "FORMAT parquet",
+}
+"""The name of a map of user ids ends in one of these, which says how DuckDB writes it."""
 
 VOCABULARY_KINDS: dict[str, type] = {
     "public": PublicVocabulary,
@@ -210,7 +213,7 @@ def build_store(
         backend: The backend that groups the rows; by default DuckDB on this machine with one process per core.
         memory_bytes: The memory limit of the grouping.
         user_map: A file outside the store for the map from user ids to user numbers. The suffix of its name decides
-            the format (`USER_MAP_SUFFIXES`). By default no map is written.
+            the format (`USER_MAP_FORMATS`). By default no map is written.
         continues: An earlier store with (some of) the same users. Its charges and its budget are copied to the ledger
             of the new store.
         progress: Called with the name of each step and its finished fraction.
@@ -488,12 +491,12 @@ def check_user_map(path: Path, out: Path) -> None:
         out: The folder of the store.
 
     Raises:
-        InputError: The suffix is not in `USER_MAP_SUFFIXES`, or the folder does not exist.
+        InputError: The suffix is not in `USER_MAP_FORMATS`, or the folder does not exist.
         PrivacyError: The file would be in the store.
     """
-    if path.suffix.lower() not in USER_MAP_SUFFIXES:
+    if path.suffix.lower() not in USER_MAP_FORMATS:
         raise InputError(
-            f"--user-map {path}: its name must end in {', '.join(USER_MAP_SUFFIXES)}, which is the format."
+            f"--user-map {path}: its name must end in {', '.join(USER_MAP_FORMATS)}, which is the format."
         )
     if path.resolve().is_relative_to(out.resolve()):
         raise PrivacyError(f"--user-map {path} lies in the store, which holds no ids. Name a file outside {out}.")
@@ -515,33 +518,14 @@ def write_user_map(path: Path, work: Path, shards: int) -> None:
         for split, users in read_work_file(work / "names" / f"{shard:05d}.json", dict).items():
             entries += [{"split": split, "number": numbers[split] + i, "user": user} for i, user in enumerate(users)]
             numbers[split] += len(users)
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        content = _user_map_as_parquet(entries, work)
-    elif suffix == ".csv":
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, ["split", "number", "user"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(entries)
-        content = text.getvalue().encode()
-    elif suffix == ".jsonl":
-        content = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
-    else:
-        write_private_json(path, entries)
-        return
-    path.unlink(missing_ok=True)
-    storage.create_file(path, content)
-
-
-def _user_map_as_parquet(entries: list[dict[str, Any]], work: Path) -> bytes:
-    """Return the entries as the bytes of a Parquet file with the columns split, number and user."""
-    lines, table = work / "user_map.jsonl", work / "user_map.parquet"
+    lines, table = work / "user_map.jsonl", work / "user_map.written"
     lines.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
     columns = "{split: 'VARCHAR', number: 'BIGINT', user: 'VARCHAR'}"
     rows = f"SELECT * FROM read_json({quoted(str(lines))}, format = 'newline_delimited', columns = {columns})"
     with open_database(1 << 28, 1, str(work / "temp")) as database:
-        database.execute(f"COPY ({rows}) TO {quoted(str(table))} (FORMAT parquet)")
-    return table.read_bytes()
+        database.execute(f"COPY ({rows}) TO {quoted(str(table))} ({USER_MAP_FORMATS[path.suffix.lower()]})")
+    path.unlink(missing_ok=True)
+    storage.create_file(path, table.read_bytes())
 
 
 def _check_has_spaces(grouping: Grouping) -> None:
