@@ -81,11 +81,7 @@ class ExampleGaussian:
 
     def __post_init__(self) -> None:
         _check_sampling_and_noise(self)
-        is_whole = isinstance(self.examples_per_user, int) and not isinstance(self.examples_per_user, bool)
-        require(
-            is_whole and 1 <= self.examples_per_user <= 4096,
-            f"examples_per_user must be a whole number from 1 to 4096, not {self.examples_per_user!r}.",
-        )
+        _check_whole(self, "examples_per_user", 1, 4096)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +101,7 @@ class DistributedGaussian(PoissonGaussian):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_whole = isinstance(self.min_parties, int) and not isinstance(self.min_parties, bool)
-        require(is_whole and self.min_parties >= 1, f"min_parties must be at least 1, not {self.min_parties!r}.")
+        _check_whole(self, "min_parties", 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +128,8 @@ class CorrelatedGaussian:
 
     def __post_init__(self) -> None:
         _check_sampling_and_noise(self)
-        for name, least in (("block", 1), ("index", 0)):
-            value = getattr(self, name)
-            require(type(value) is int and value >= least, f"{name} must be a whole number from {least} up.")
+        _check_whole(self, "block", 1)
+        _check_whole(self, "index", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,8 +201,7 @@ class Selection:
     def __post_init__(self) -> None:
         _check_sampling_and_noise(self)
         _set_number(self, "mean_trials")
-        is_whole = isinstance(self.rounds, int) and not isinstance(self.rounds, bool)
-        require(is_whole and self.rounds >= 1, f"rounds must be a whole number from 1 up, not {self.rounds!r}.")
+        _check_whole(self, "rounds", 1)
         # DP: the bound is for a mean of at least 1, and for these two distributions.
         require(self.mean_trials >= 1, f"mean_trials must be at least 1, not {self.mean_trials}.")
         require(
@@ -324,6 +317,14 @@ def _check_sampling_and_noise(event: Any) -> None:
     # DP: a probability above 1 or a negative z is impossible, and a cost that is computed from it means nothing.
     require(SMALLEST_Q <= event.sampling_prob <= 1, f"sampling_prob must be in (0, 1], not {event.sampling_prob}.")
     require(event.noise_multiplier >= 0, f"noise_multiplier must be 0 or more, not {event.noise_multiplier}.")
+
+
+def _check_whole(event: Any, name: str, least: int, most: int | None = None) -> None:
+    """Raise `InvalidValue` if a field is not an int (a bool is none) from `least` to `most`; None for no upper limit."""
+    value = getattr(event, name)
+    is_within = type(value) is int and least <= value and (most is None or value <= most)
+    upper = "up" if most is None else f"to {most}"
+    require(is_within, f"{name} must be a whole number from {least} {upper}, not {str(value)[:50]}.")
 
 
 def _set_number(event: Any, name: str) -> None:
