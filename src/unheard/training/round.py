@@ -119,11 +119,11 @@ def draw_cohort(r: Round) -> Cohort:
         unroll = r.plan.update.unroll
         lengths_U = r.users.lengths()
         drawn = r.plan.sampling.draw_examples(lengths_U, unroll, r.plan.population, r.streams.sampling(r.attempt))
-        examples = StoredExamples(r.users, *drawn, unroll)
-        return Cohort(params_P=r.state.params_P, users=examples, plan=r.plan, rng=r.streams.batches(r.attempt))
-    turn = {} if r.turn is None else {"turn": r.turn}
-    drawn_U = r.plan.sampling.draw(r.users.num_users, r.plan.population, r.streams.sampling(r.attempt), **turn)
-    users = StoredUsers(r.users, drawn_U, with_features=bool(r.model.user_features))
+        users = StoredExamples(r.users, *drawn, unroll)
+    else:
+        turn = {} if r.turn is None else {"turn": r.turn}
+        drawn_U = r.plan.sampling.draw(r.users.num_users, r.plan.population, r.streams.sampling(r.attempt), **turn)
+        users = StoredUsers(r.users, drawn_U, with_features=bool(r.model.user_features))
     return Cohort(params_P=r.state.params_P, users=users, plan=r.plan, rng=r.streams.batches(r.attempt))
 
 
