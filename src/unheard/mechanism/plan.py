@@ -230,15 +230,14 @@ class RoundPlan:
         """The expected number of users per round, q K, computed from declared numbers only."""
         return self.sampling.probability(self.population) * self.population
 
-    def next_norm(self, total: CohortSum, rng: np.random.Generator) -> float | None:
-        """Compute the S of the next round if the clip is adaptive; None for a fixed clip.
+    def next_norm(self, total: CohortSum, rng: np.random.Generator) -> float:
+        """Compute the S of the next round. The clip must be adaptive.
 
         Args:
             total: The sum of this round, with the balance of unclipped and clipped users.
             rng: The stream for the noise on the count.
         """
-        if self.adaptive_clip is None:
-            return None
+        assert self.adaptive_clip is not None
         assert isinstance(self.clip, FlatClip)
         assert total.balance is not None, "an engine counts the clipped users when the clip is adaptive"
         norm, users = self.clip.norm, self.expected_users
@@ -290,7 +289,7 @@ class Plan:
             raise InvalidValue(f"population must be at least 1, not {self.population}.")
         if self.population > LARGEST_COHORT:
             raise InvalidValue("population must be at most 2^40, so that no cohort's integer sum can overflow.")
-        in_order(self.schedule)
+        check_order(self.schedule)
         self.sampling.probability(self.population)
         if isinstance(self.sampling, ExampleSampling):
             self._check_examples()
@@ -446,14 +445,13 @@ class Plan:
         }
 
 
-def in_order(changes: Sequence[Change]) -> tuple[Change, ...]:
-    """Return the changes as a tuple. Raises `InvalidValue` if their rounds are not strictly increasing."""
+def check_order(changes: Sequence[Change]) -> None:
+    """Raise `InvalidValue` if the rounds of the changes are not strictly increasing."""
     for before, after in pairwise(changes):
         if after.from_round <= before.from_round:
             raise InvalidValue(
                 f"[[schedule]] from_round = {after.from_round} stands after {before.from_round}: list changes by increasing round."
             )
-    return tuple(changes)
 
 
 def _adaptive_facts(plan: RoundPlan) -> dict[str, Any]:
