@@ -495,9 +495,7 @@ def check_user_map(path: Path, out: Path) -> None:
         PrivacyError: The file would be in the store.
     """
     if path.suffix.lower() not in USER_MAP_FORMATS:
-        raise InputError(
-            f"--user-map {path}: its name must end in {', '.join(USER_MAP_FORMATS)}, which is the format."
-        )
+        raise InputError(f"--user-map {path}: its name must end in {', '.join(USER_MAP_FORMATS)}, which is the format.")
     if path.resolve().is_relative_to(out.resolve()):
         raise PrivacyError(f"--user-map {path} lies in the store, which holds no ids. Name a file outside {out}.")
     if path.is_dir() or not path.resolve().parent.is_dir():
