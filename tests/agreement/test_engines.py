@@ -14,7 +14,7 @@ from unheard.engines.reference import ReferenceEngine
 from unheard.engines.stacked.engine import StackedEngine, Task
 from unheard.engines.vectorised import ROWS_AT_ONCE, VectorisedEngine
 from unheard.errors import InvalidValue
-from unheard.mechanism.clipping import Ball, BaseClip
+from unheard.mechanism.clipping import Ball, Clip
 from unheard.models.model import loss_gradient
 from unheard.parameters import Layout
 from unheard.randomness import reproducible_generator
@@ -284,7 +284,7 @@ def test_a_user_or_a_cohort_that_is_printed_shows_nothing_private(model, plan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalvesClip(BaseClip):
+class HalvesClip(Clip):
     """A clip that no engine has kernels for: each half of the vector has its own ball."""
 
     norm: float

@@ -302,8 +302,8 @@ class Estimator(Protocol):
     """The interface of an estimator, which computes an average from the sum over a cohort."""
 
     def minimum_weight(self, total_weight: float) -> float:
-        """Return the declared weight that q is multiplied by: W, or W_min."""
-        ...
+        """Return the declared weight that q is multiplied by: W, which is the default, or W_min."""
+        return total_weight
 
     def sensitivity(self, l2_bound: float, expected_weight: float, num_parameters: int) -> float:
         """Return the L2 sensitivity of `average`; infinite if there is no bound.
@@ -316,14 +316,14 @@ class Estimator(Protocol):
         ...
 
     def unit(self, l2_bound: float, grid: float, expected_weight: float) -> float | None:
-        """Return the size of one unit of `average`, or None if it is not known before the sum is computed.
+        """Return the size of one unit of `average`. None, the default: it is not known before the sum is computed.
 
         Args:
             l2_bound: S, the bound of each user's delta.
             grid: The size of one unit of the sum.
             expected_weight: q times `minimum_weight`.
         """
-        ...
+        return None
 
     def average(self, total: CohortSum, expected_weight: float) -> BoundedAverage:
         """Return the average of a cohort, with its sensitivity.
@@ -335,28 +335,15 @@ class Estimator(Protocol):
         ...
 
     def check_private(self) -> None:
-        """Raise `UnprovenCombination` if a plan with noise may not use the estimator."""
-        ...
+        """Raise `UnprovenCombination` if a plan with noise may not use the estimator.
 
-
-class BaseEstimator:
-    """Defaults of `Estimator` for an estimator with a bounded sensitivity that uses the declared W, not a W_min."""
-
-    def minimum_weight(self, total_weight: float) -> float:
-        """Return W, the declared total weight."""
-        return total_weight
-
-    def unit(self, l2_bound: float, grid: float, expected_weight: float) -> float | None:
-        """Return None: the size of one unit is not known before the sum is computed."""
-        return None
-
-    def check_private(self) -> None:
-        """Do nothing: an estimator with a bounded sensitivity may be used with noise."""
+        Does nothing by default: an estimator with a bounded sensitivity may be used with noise.
+        """
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedDenominator(BaseEstimator):
+class FixedDenominator(Estimator):
     """The estimator f_f of the paper: divides by the declared q W, which does not depend on the cohort.
 
     It is unbiased. Its sensitivity is S / (q W).
@@ -386,7 +373,7 @@ class FixedDenominator(BaseEstimator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClippedDenominator(BaseEstimator):
+class ClippedDenominator(Estimator):
     """The estimator f_c of the paper: divides by the weight drawn, but at least by q W_min.
 
     Its sensitivity is 2 S / (q W_min), plus a small term for rounding.
@@ -454,7 +441,7 @@ class ClippedDenominator(BaseEstimator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrueAverage(BaseEstimator):
+class TrueAverage(Estimator):
     """The true average: divides by the weight drawn. For a non-private baseline.
 
     Its sensitivity has no bound, so it cannot be used in a plan with noise.

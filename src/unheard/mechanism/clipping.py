@@ -22,8 +22,8 @@ largest L2 norm of a clipped delta, which determines the sensitivity.
     >>> [ball.where for ball in PerLayerClip(norm=15.0).balls(layout)]
     [slice(0, 12, None), slice(12, 16, None)]
 
-To add a clip, write a class that implements `Clip` and inherits from `BaseClip`, and add a line to `KINDS` in
-mechanism/plan.py (docs/extending.md has an example).
+To add a clip, write a class that inherits from `Clip`, and add a line to `KINDS` in mechanism/plan.py
+(docs/extending.md has an example).
 
 Reference: Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS
 2021, arXiv:1905.03871. The proof for the form used here is in docs/privacy.md, section 7.
@@ -72,33 +72,22 @@ class Clip(Protocol):
     def check_private(self, noises: Sequence[Noise], expected_users: float) -> None:
         """Raise `UnprovenCombination` if a plan with these noises may not use the clip.
 
+        Does nothing by default: a clip with a fixed bound may be used with every noise.
+
         Args:
             noises: The noise of each phase of the schedule.
             expected_users: q K, from declared numbers.
         """
-        ...
-
-    @property
-    def adaptive(self) -> "AdaptiveClip | None":
-        """The clip itself if its norm S follows the users' updates, else None."""
-        ...
-
-
-class BaseClip:
-    """Default methods of `Clip`, for a clip whose norm is bounded and fixed."""
-
-    def check_private(self, noises: Sequence[Noise], expected_users: float) -> None:
-        """Do nothing: a clip with a fixed bound may be used with every noise."""
         return None
 
     @property
     def adaptive(self) -> "AdaptiveClip | None":
-        """None: the norm does not follow the users' updates."""
+        """The clip itself if its norm S follows the users' updates, else None, which is the default."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlatClip(BaseClip):
+class FlatClip(Clip):
     """Clip the whole delta to an L2 norm of at most S (the paper's FlatClip).
 
     Args:
@@ -131,7 +120,7 @@ class FlatClip(BaseClip):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerLayerClip(BaseClip):
+class PerLayerClip(Clip):
     """Clip each of the m layers to its own bound S_j. In total S = sqrt(sum of S_j^2) (the paper's PerLayerClip).
 
     Args:
@@ -203,7 +192,7 @@ class PerLayerClip(BaseClip):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoClip(BaseClip):
+class NoClip(Clip):
     """Do not clip, for a non-private baseline. A plan with noise raises `UnprovenCombination`.
 
     Example:
