@@ -362,15 +362,10 @@ def _error_and_gradient(numerator: np.ndarray, denominator: np.ndarray, rounds: 
 
 def _blt_inverse(decays: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the numerator and the denominator of 1 / (1 + sum_j s_j x / (1 - d_j x)), by increasing power of x."""
-    numerator = np.array([1.0])
-    for decay in decays:
-        numerator = np.convolve(numerator, [1.0, -decay])
+    numerator = np.poly(decays)
     denominator = numerator.copy()
     for j, scale in enumerate(scales):
-        others = np.array([1.0])
-        for decay in np.delete(decays, j):
-            others = np.convolve(others, [1.0, -decay])
-        denominator[1:] += scale * others
+        denominator[1:] += scale * np.poly(np.delete(decays, j))
     return numerator, denominator
 
 
