@@ -9,6 +9,7 @@ in favour of a default.
     part_from_table(cls, table, where)      build a part of a given class
     table_from_part(part, kinds)            return the table of a part
     parse_json(text), parse_toml(text)      parse text; every failure is a `ValueError`
+    read_json(path)                         read a JSON file; None if it is not there or not JSON
     require(condition, message)             raise `InvalidValue` unless the condition holds
 
 >>> from dataclasses import dataclass
@@ -28,6 +29,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from unheard.errors import InvalidValue, UnknownKey
@@ -53,6 +55,14 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("the brackets are nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file; None if it cannot be read or is not JSON."""
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def parse_toml(text: str) -> dict[str, Any]:

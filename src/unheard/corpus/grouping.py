@@ -48,7 +48,7 @@ from typing import Any, Protocol, TypeVar
 import duckdb
 
 from unheard import storage
-from unheard.config import parse_json, require
+from unheard.config import read_json, require
 from unheard.corpus import AVAILABLE_CORES, Progress
 from unheard.corpus.readers import (
     UNUSABLE,
@@ -193,10 +193,7 @@ def read_work_file(file: Path, kind: type[T]) -> T:
     Raises:
         CorpusError: The file is missing, is not JSON, or has content of another type.
     """
-    try:
-        content = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        content = None
+    content = read_json(file)
     if not isinstance(content, kind):
         raise CorpusError(
             f"{file} of an unfinished store is missing or damaged. Delete its folder `work` (words that were drawn for a "

@@ -43,6 +43,7 @@ from typing import Any
 import numpy as np
 
 from unheard import storage
+from unheard.config import read_json
 from unheard.corpus import AVAILABLE_CORES
 from unheard.corpus.vocabulary import BOS, Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
@@ -890,10 +891,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         CorpusCorrupt: The file is missing or is not JSON, its value is not an object, or its entries `tokens` or
             `vocabulary` are not objects.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        content = None
+    content = read_json(path)
     if not isinstance(content, dict) or not all(isinstance(content.get(k, {}), dict) for k in ("tokens", "vocabulary")):
         raise CorpusCorrupt(f"{path} is missing or damaged. {REMEDY}")
     return content

@@ -21,7 +21,6 @@ Reference: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR
 
 import hashlib
 import io
-import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
@@ -33,7 +32,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from unheard.config import require, require_positive
+from unheard.config import read_json, require, require_positive
 from unheard.corpus.tokenizers import HuggingFaceTokenizer, tokenizer_from_table
 from unheard.corpus.vocabulary import BOS, EOS, SPECIALS, UNK, Vocabulary
 from unheard.errors import InputError, ModelError, UnprovenCombination
@@ -101,10 +100,7 @@ def _check_nothing_else_is_read(path: Path, indexes: list[Path], weights: set[st
 
 def _table(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raise `ModelError` if the file contains anything else."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        content = None
+    content = read_json(path)
     if not isinstance(content, dict):
         raise ModelError(f"{path} is not a table in JSON. Give a folder of `save_pretrained`.")
     return content

@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from unheard import storage
+from unheard.config import read_json
 from unheard.errors import LedgerError
 from unheard.privacy.events import Event, from_record, to_record
 
@@ -497,10 +498,7 @@ class Ledger:
         """
         facts, beside = copy.deepcopy(self._file.facts), self._file.path.with_name("federated.json")
         if beside.exists():
-            try:
-                nodes = json.loads(beside.read_text(encoding="utf-8"))
-            except (OSError, ValueError, RecursionError):
-                nodes = None
+            nodes = read_json(beside)
             if not isinstance(nodes, dict):
                 raise LedgerError(f"{beside} is damaged. {RESTORE}")
             facts.setdefault("federated", nodes)

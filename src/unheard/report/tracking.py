@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from unheard.config import read_json
 from unheard.errors import InvalidValue
 from unheard.run_folder import RunFolder, replace_file
 from unheard.storage import FileInUse, locked
@@ -236,11 +237,8 @@ def _figures(row: Mapping[str, Any]) -> dict[str, float]:
 
 def _saved(folder: RunFolder) -> dict[str, Any]:
     """Return the content of tracking.json; an empty dictionary if the file is missing or damaged."""
-    try:
-        content = json.loads((folder.path / FILE).read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
-    except (OSError, ValueError):
-        return {}
+    content = read_json(folder.path / FILE)
+    return content if isinstance(content, dict) else {}
 
 
 def _save(folder: RunFolder, kind: str, record: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from unheard.config import read_json
 from unheard.corpus.store import tokens_digest
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, RunFolderError
@@ -227,12 +228,9 @@ def read_words(folder: RunFolder, run: Run, facts: Mapping[str, Any]) -> tuple[V
     Raises:
         RunFolderError: A file is missing, damaged or not the one that the run began with.
     """
-    try:
-        table = json.loads(folder.tokens.read_text(encoding="utf-8")) if folder.tokens.exists() else {}
-        if not isinstance(table, dict):
-            raise ValueError
-    except (ValueError, OSError, RecursionError):
-        raise RunFolderError(f"{folder.tokens} is damaged: copy it from the corpus.") from None
+    table = read_json(folder.tokens) if folder.tokens.exists() else {}
+    if not isinstance(table, dict):
+        raise RunFolderError(f"{folder.tokens} is damaged: copy it from the corpus.")
     try:
         vocabulary = Vocabulary.load(folder.vocabulary)
     except CorpusError as error:  # not an error of a store that may be on another machine
