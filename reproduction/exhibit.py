@@ -19,8 +19,8 @@ from typing import Any
 from reproduction.recipe import PaperRun, Recipe, distinct
 from reproduction.recipes import RECIPES
 from reproduction.results import ResultSet, RunResult
-from reproduction.verdict import LEARNED, NEARLY, TRAINED, Undecided, Verdict, plural, points
-from unheard.formatting import NOTHING, Points, epsilon_text, in_points, percent, small
+from reproduction.verdict import LEARNED, NEARLY, TRAINED, Undecided, Verdict, in_points, plural, points
+from unheard.formatting import NOTHING, Points, epsilon_text, percent, small
 from unheard.report.tables import Table
 
 NOT_RUN = "not run"

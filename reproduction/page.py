@@ -28,7 +28,8 @@ from reproduction.private_report import section
 from reproduction.results import UNCERTAIN, ResultSet, result_sets
 from reproduction.verdict import points
 from unheard.report.page import environment, render
-from unheard.report.plots import Plot, write_png, write_svg
+from unheard.report.plots import Plot, spec_for_file, write_png
+from unheard.report.style import VEGALITE
 from unheard.run_folder import replace_file
 
 TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
@@ -176,6 +177,16 @@ def write_pictures(shown: Sequence[Exhibit], folder: Path, progress: Progress = 
         written += [write_svg(plot, folder), write_png(plot, folder)]
         progress("figures", i / len(plots))
     return written
+
+
+def write_svg(plot: Plot, folder: Path) -> Path:
+    """Write one plot as `folder/NAME.svg`, where NAME is the plot's name, and return the path."""
+    import vl_convert
+
+    path = folder / f"{plot.name}.svg"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, vl_convert.vegalite_to_svg(spec_for_file(plot), vl_version=VEGALITE).encode())
+    return path
 
 
 def count_outcomes(shown: Sequence[Exhibit]) -> str:

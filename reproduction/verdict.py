@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reproduction.results import POINT
-from unheard.formatting import in_points
+from unheard.formatting import NOTHING
 
 NEARLY = 0.5 * POINT
 """Largest difference of two accuracies that nearly match."""
@@ -61,6 +61,19 @@ def verdict_of(ruling: Ruling, rule: str) -> Verdict:
     is_so, sentence = ruling
     outcome: Outcome = "cannot tell" if is_so is None else "held" if is_so else "did not hold"
     return Verdict(outcome=outcome, sentence=sentence, rule=rule)
+
+
+def in_points(difference: float | None, *, signed: bool = False) -> str:
+    """Format a difference of two shares in percentage points: 0.13, −0.02.
+
+    Args:
+        difference: The difference, or None for a dash.
+        signed: Whether a positive difference has a plus sign. A difference that rounds to 0.00 has no sign.
+    """
+    if difference is None:
+        return NOTHING
+    rounded = round(100 * difference, 2) + 0.0  # -0.0 + 0.0 is 0.0
+    return f"{rounded:{'+' if signed and rounded else ''}.2f}".replace("-", "−")
 
 
 def points(difference: float) -> str:

@@ -10,8 +10,8 @@ from reproduction.exhibit import NOT_RUN, Draft, own_epsilon, signed
 from reproduction.printed import ACCURACY_ROUNDS, REDDIT, TINY_DELTA, PrintedEpsilon, moments, today
 from reproduction.recipes import baseline, noised
 from reproduction.results import ResultSet, RunResult
-from reproduction.verdict import NEARLY, Ruling, Undecided, below, plural, points
-from unheard.formatting import NOTHING, epsilon_text, in_points, percent, small
+from reproduction.verdict import NEARLY, Ruling, Undecided, below, in_points, plural, points
+from unheard.formatting import NOTHING, epsilon_text, percent, small
 
 FEW, MANY = noised(15, 0.012).name, noised(15, 0.012, users=1250).name
 """The runs of Figure 7, with 100 and with 1,250 users per round."""

@@ -10,8 +10,8 @@ from reproduction.exhibit import NOT_RUN, Draft, signed
 from reproduction.printed import ACCURACY_ROUNDS, REDDIT, TINY_DELTA
 from reproduction.recipes import GAP_NORMS, MAIN, clipped, noised
 from reproduction.results import ResultSet
-from reproduction.verdict import NEARLY, TRAINED, Ruling, below, plural
-from unheard.formatting import NOTHING, epsilon_text, in_points, percent
+from reproduction.verdict import NEARLY, TRAINED, Ruling, below, in_points, plural
+from unheard.formatting import NOTHING, epsilon_text, percent
 from unheard.privacy.events import PoissonGaussian
 
 BASELINE, LEAST_NOISE, MIDDLE_NOISE, MOST_NOISE = (run.name for run in MAIN)

@@ -8,8 +8,8 @@ paper recommends but did not test.
 from reproduction.exhibit import NOT_RUN, Draft, signed
 from reproduction.printed import BASELINE_ACCURACY, OTHER_CORPUS_COST, PRIVACY_COST
 from reproduction.recipes import PUBLIC, noised
-from reproduction.verdict import SMALL, Ruling, Undecided, plural
-from unheard.formatting import NOTHING, in_points, percent
+from reproduction.verdict import SMALL, Ruling, Undecided, in_points, plural
+from unheard.formatting import NOTHING, percent
 
 OWN_CORPUS, OTHER_CORPUS, PRIVATE = "baseline", PUBLIC.name, noised(15, 0.003).name
 """Runs on this corpus without privacy, on the other corpus, and on this corpus with sigma = 0.003."""

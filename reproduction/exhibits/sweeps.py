@@ -13,8 +13,8 @@ from reproduction.exhibit import Draft, signed
 from reproduction.printed import DROWNED
 from reproduction.recipes import CLIPS, NOISES, SWEPT_CLIPS, SWEPT_NOISES, VARIABLE, clipped, noised
 from reproduction.results import ResultSet
-from reproduction.verdict import NEARLY, SMALL, Ruling, Undecided, below, plural, points
-from unheard.formatting import in_points, percent
+from reproduction.verdict import NEARLY, SMALL, Ruling, Undecided, below, in_points, plural, points
+from unheard.formatting import percent
 
 CLIP_FLAT = {norm: clipped(norm).name for norm in CLIPS}
 CLIP_PER_LAYER = {norm: clipped(norm, "per_layer").name for norm in CLIPS}

@@ -15,8 +15,8 @@ from reproduction import printed
 from reproduction.exhibit import NOT_RUN, Draft, Line, signed
 from reproduction.recipes import MAIN, noised
 from reproduction.results import ResultSet
-from reproduction.verdict import NEARLY, TRAINED, Ruling, Undecided, plural
-from unheard.formatting import NOTHING, epsilon_text, in_points, percent, raised, small
+from reproduction.verdict import NEARLY, TRAINED, Ruling, Undecided, in_points, plural
+from unheard.formatting import NOTHING, epsilon_text, percent, raised, small
 
 BASELINE, LEAST_NOISE, MIDDLE_NOISE, FEW_USERS = (run.name for run in MAIN)
 MANY_USERS = noised(15, 0.012, users=1250).name

@@ -8,8 +8,8 @@ an L2 penalty to the local loss (appendix). `tied_embeddings` and `unit_norm` te
 from reproduction.exhibit import NOT_RUN, Draft, signed
 from reproduction.recipes import clipped, noised
 from reproduction.results import ResultSet
-from reproduction.verdict import NEARLY, SMALL, Ruling, Undecided, below, plural, points
-from unheard.formatting import NOTHING, in_points, percent
+from reproduction.verdict import NEARLY, SMALL, Ruling, Undecided, below, in_points, plural, points
+from unheard.formatting import NOTHING, percent
 
 BASELINE, CLIPPED, NOISED = "baseline", clipped(15).name, noised(15, 0.003).name
 """Runs without privacy, with a clip alone, and with clip and noise."""

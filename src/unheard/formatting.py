@@ -4,8 +4,8 @@ Most functions take a number and return text. An infinite epsilon is written ∞
 ten with ×, and parts of one line are separated by ·. `colour_numbers` gives private runs and runs without privacy the
 same colours in every plot.
 
->>> percent(0.1234), in_points(0.0013, signed=True), epsilon_text(4.634), small(1.6e-9)
-('12.34 %', '+0.13', '4.63', '1.6 × 10⁻⁹')
+>>> percent(0.1234), epsilon_text(4.634), small(1.6e-9)
+('12.34 %', '4.63', '1.6 × 10⁻⁹')
 
 `smoothed` computes the curves that the paper plots. Paper, section 3: "We evaluate accuracy every 20 rounds and plot
 metrics smoothed over 5 evaluations (100 rounds)". A smoothed value is the mean of an evaluation and the four before it,
@@ -34,19 +34,6 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def percent(value: float | None, digits: int = 2) -> str:
     """Format a share, for example 0.1234, as a percentage, 12.34 %. None gives a dash."""
     return NOTHING if value is None else f"{100 * value:.{digits}f} %"
-
-
-def in_points(difference: float | None, *, signed: bool = False) -> str:
-    """Format a difference of two shares in percentage points: 0.13, −0.02.
-
-    Args:
-        difference: The difference, or None for a dash.
-        signed: Whether a positive difference has a plus sign. A difference that rounds to 0.00 has no sign.
-    """
-    if difference is None:
-        return NOTHING
-    rounded = round(100 * difference, 2) + 0.0  # -0.0 + 0.0 is 0.0
-    return f"{rounded:{'+' if signed and rounded else ''}.2f}".replace("-", "−")
 
 
 def epsilon_text(value: float | None) -> str:

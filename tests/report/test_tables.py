@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.report.builders import made_up_record, with_statement
-from unheard.formatting import epsilon_text, in_points, small
+from unheard.formatting import epsilon_text, small
 from unheard.report import plots, tables
 from unheard.report.comparison import Comparison
 from unheard.run_folder import LOCAL_KEYS
@@ -33,14 +33,6 @@ def test_a_table_by_round_is_short_and_ends_with_the_last_round(compared):
         rows = tables.accuracy_by_round(Comparison(records=[long], baseline=long)).rows
         assert rows[-1][0] == f"{7 * count:,}"
         assert min(count, tables.ROWS_BY_ROUND) <= len(rows) < 2 * tables.ROWS_BY_ROUND
-
-
-@pytest.mark.parametrize(
-    ("difference", "plain", "signed"),
-    [(0.00134, "0.13", "+0.13"), (-0.0002, "−0.02", "−0.02"), (-0.00001, "0.00", "0.00"), (None, "—", "—")],
-)
-def test_a_difference_in_points_has_a_true_minus_and_zero_no_sign(difference, plain, signed):
-    assert (in_points(difference), in_points(difference, signed=True)) == (plain, signed)
 
 
 def test_small_numbers_are_written_as_powers_of_ten():

@@ -12,7 +12,7 @@ from reproduction.exhibits.tables import judge_table_1 as judge_rounds
 from reproduction.printed import TABLE_1, moments
 from reproduction.recipes import RECIPES
 from reproduction.results import ResultSet, read_results
-from reproduction.verdict import Undecided
+from reproduction.verdict import Undecided, in_points
 
 from tests.reproduction.builders import RUNS, changed, moved, world
 from unheard.errors import UnknownKey
@@ -623,3 +623,11 @@ def test_a_figure_ends_where_only_one_run_continues(everything):
     assert max(round_ for line in curves for round_, _ in line.points) == 600
     alone = ResultSet("made-up", {"baseline": everything.runs["baseline"]})
     assert exhibit("users-per-round", alone).figures[0].lines[0].points[-1][0] == everything.runs["baseline"].rounds
+
+
+@pytest.mark.parametrize(
+    ("difference", "plain", "signed"),
+    [(0.00134, "0.13", "+0.13"), (-0.0002, "−0.02", "−0.02"), (-0.00001, "0.00", "0.00"), (None, "—", "—")],
+)
+def test_a_difference_in_points_has_a_true_minus_and_zero_no_sign(difference, plain, signed):
+    assert (in_points(difference), in_points(difference, signed=True)) == (plain, signed)

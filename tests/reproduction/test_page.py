@@ -10,14 +10,14 @@ import pytest
 from reproduction.comparison import comparison_tables
 from reproduction.exhibit import Figure, Line
 from reproduction.exhibits import EXHIBITS, exhibit
-from reproduction.page import count_outcomes, exhibits, render_page, write_page, write_pages
+from reproduction.page import count_outcomes, exhibits, render_page, write_page, write_pages, write_svg
 from reproduction.plots import legend_styles, plot_of
 from reproduction.results import ResultSet, read_results, result_sets
 
 from reproduction import results as results_module
 from tests.reproduction.builders import RUNS, changed, world
 from tests.reproduction.conftest import quick_accountant
-from unheard.report.plots import write_png, write_svg
+from unheard.report.plots import write_png
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -123,7 +123,7 @@ def test_a_figure_becomes_an_svg_and_a_png(name, everything, tmp_path):
     drawing = write_svg(plot, tmp_path).read_text()
     assert drawing.startswith("<svg")
     assert "var(--" not in drawing
-    assert write_png(plot, tmp_path, scale=1).read_bytes().startswith(b"\x89PNG")
+    assert write_png(plot, tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
 def test_seeds_are_thin_lines_in_the_colour_of_their_mean_and_not_in_the_legend(everything):

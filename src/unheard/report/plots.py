@@ -13,7 +13,7 @@
 `curve_layer`, `hover_layers` and `end_rounds`.
 
 `write_images` writes all plots as PNG files. It needs no browser, uses the colours of the light theme, and draws title
-and legend into the image. `write_png` and `write_svg` write a single plot.
+and legend into the image. `write_png` writes a single plot.
 
     write_images(Comparison.read(["runs/plain", "runs/private"]), "plots")
 """
@@ -397,51 +397,40 @@ def _share_axis(title: str) -> dict[str, Any]:
 
 WIDTH = 720
 """The width of a plot in an image file, in pixels before scaling."""
+SCALE = 2.0
+"""The number of pixels of a PNG file for one pixel of the plot; 2 suits screens with high resolution."""
 
 
-def write_images(compared: Comparison, out: str | Path, *, scale: float = 2.0) -> list[Path]:
+def write_images(compared: Comparison, out: str | Path) -> list[Path]:
     """Write each plot of a comparison as a PNG file.
 
     Args:
         compared: The runs.
         out: The folder. It is created if it does not exist; files of the same names are replaced.
-        scale: The number of pixels of the image for one pixel of the plot; 2 suits screens with high resolution.
 
     Returns:
         The paths of the files, one `NAME.png` per plot.
     """
-    return [write_png(plot, Path(out), scale=scale) for plot in plots(compared)]
+    return [write_png(plot, Path(out)) for plot in plots(compared)]
 
 
-def write_png(plot: Plot, folder: Path, *, scale: float = 2.0) -> Path:
+def write_png(plot: Plot, folder: Path) -> Path:
     """Write one plot as `folder/NAME.png`, where NAME is the plot's name, and return the path.
 
     Args:
         plot: The plot.
         folder: The folder. It is created if it does not exist.
-        scale: The number of pixels of the image for one pixel of the plot.
     """
     import vl_convert
 
-    content = vl_convert.vegalite_to_png(json.dumps(_spec_for_file(plot)), vl_version=VEGALITE, scale=scale)
-    return _write(folder / f"{plot.name}.png", content)
+    path = folder / f"{plot.name}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, vl_convert.vegalite_to_png(spec_for_file(plot), vl_version=VEGALITE, scale=SCALE))
+    return path
 
 
-def write_svg(plot: Plot, folder: Path) -> Path:
-    """Write one plot as `folder/NAME.svg`, where NAME is the plot's name, and return the path.
-
-    Args:
-        plot: The plot.
-        folder: The folder. It is created if it does not exist.
-    """
-    import vl_convert
-
-    content = vl_convert.vegalite_to_svg(json.dumps(_spec_for_file(plot)), vl_version=VEGALITE)
-    return _write(folder / f"{plot.name}.svg", content.encode())
-
-
-def _spec_for_file(plot: Plot) -> dict[str, Any]:
-    """Return the specification of a plot for an image file.
+def spec_for_file(plot: Plot) -> str:
+    """Return the specification of a plot for an image file, as JSON.
 
     On the page, HTML and CSS supply the title, the legend, the background, the width and the values of the colour
     variables. In a file the specification must contain them.
@@ -462,11 +451,4 @@ def _spec_for_file(plot: Plot) -> dict[str, Any]:
     text = json.dumps(spec)
     for name, value in LIGHT.items():
         text = text.replace(f"var(--{name})", value)
-    return json.loads(text)
-
-
-def _write(path: Path, content: bytes) -> Path:
-    """Write a file, create its folder if needed, and return its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, content)
-    return path
+    return text
