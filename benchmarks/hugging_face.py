@@ -112,7 +112,7 @@ class RandomModel(HuggingFaceModel):
 
     @property
     def vocabulary_size(self) -> int:
-        return self._module.get_buffer("row_V").numel()
+        return self.store_module.get_buffer("row_V").numel()
 
     def pinned(self, vocabulary_size: int | None = None) -> "RandomModel":
         return self

@@ -363,7 +363,7 @@ class HuggingFaceModel(BaseModel):
             model.__dict__.update(
                 {
                     key: self.__dict__[key]
-                    for key in ("_tokenizer", "words", "_module", "_layout", "_pure")
+                    for key in ("_tokenizer", "words", "store_module", "_layout", "_pure")
                     if key in self.__dict__
                 }
             )
@@ -388,8 +388,11 @@ class HuggingFaceModel(BaseModel):
         return len(self.words)
 
     @cached_property
-    def _module(self) -> StoreVocabularyModel:
-        """The base model, with LoRA matrices if `train` is "lora". Raises `ModelError` if the files have changed."""
+    def store_module(self) -> StoreVocabularyModel:
+        """The base model for token ids of a store, with LoRA matrices if `train` is "lora".
+
+        Raises `ModelError` if the files have changed.
+        """
         folder = Path(self.path)
         # DP: what was declared public is exactly these files, and an update was paid for on them.
         if self.base_sha256 is not None and base_digest(folder) != self.base_sha256:
@@ -406,11 +409,6 @@ class HuggingFaceModel(BaseModel):
         return StoreVocabularyModel(base, rows)
 
     @property
-    def store_module(self) -> StoreVocabularyModel:
-        """The module, which maps token ids of the store to scores of the store's words."""
-        return self._module
-
-    @property
     def layout(self) -> Layout:
         """The names and shapes of the trained parameters: the LoRA matrices, or all parameters."""
         return self._layout
@@ -418,23 +416,23 @@ class HuggingFaceModel(BaseModel):
     @cached_property
     def _layout(self) -> Layout:
         """The cached value of `layout`. The names are those of transformers or peft."""
-        return Layout.of({name: p for name, p in self._module.base.named_parameters() if p.requires_grad})
+        return Layout.of({name: p for name, p in self.store_module.base.named_parameters() if p.requires_grad})
 
     @cached_property
     def _pure(self) -> PureModule:
         """The module as a pure function of parameters and tokens."""
         _ = self._layout  # `PureModule` freezes all parameters; after that the layout could not find the trained ones.
-        return PureModule(self._module)
+        return PureModule(self.store_module)
 
     @cached_property
     def context(self) -> int | None:
         """The largest number of tokens in a sequence; None if config.json sets no limit."""
-        config: Any = self._module.base.config
+        config: Any = self.store_module.base.config
         return getattr(config, "max_position_embeddings", None)
 
     def activations_per_token(self, unroll: int) -> int:
         """Return an estimate (see `LanguageModel`): 32 times the width plus 4 times the attention weights per layer."""
-        config: Any = self._module.base.config
+        config: Any = self.store_module.base.config
         layers, width, heads = config.num_hidden_layers, config.hidden_size, config.num_attention_heads
         return layers * (32 * width + 4 * heads * unroll)
 
