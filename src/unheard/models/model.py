@@ -41,7 +41,100 @@ def check_memory(layout: Layout) -> None:
         )
 
 
-class LanguageModel(Protocol):
+class BaseModel(Protocol):
+    """The methods of `LanguageModel` that have a default. A new model inherits from this class.
+
+    The model itself must define `layout`, `vocabulary_size`, `user_features`, `initial` and `logits`.
+    """
+
+    def project(self, params_P: Tensor) -> Tensor:
+        """Return the parameters after the projection onto the set of allowed values, such as embeddings of norm 1.
+
+        The server calls this after it has added the noisy average. The projection is post-processing and costs no
+        privacy. By default the parameters are returned unchanged.
+        """
+        return params_P
+
+    @property
+    def projects_locally(self) -> bool:
+        """Whether users project their parameters after each local step. If False, `project_local` changes nothing."""
+        return False
+
+    def project_local(self, params_P: Tensor) -> Tensor:
+        """Return the parameters of one user, [P], or of several users, [U, P], after the local projection.
+
+        Engines call this after each local step, before the delta is clipped.
+        """
+        return params_P
+
+    def pinned(self, vocabulary_size: int | None = None) -> Self:
+        """Return a copy of the model with its optional values filled in.
+
+        Examples are the vocabulary size and the digest of weights in a file. The hash of a run and its run.toml contain
+        the pinned model, so they describe the model completely, without the store or other files. By default there is
+        nothing to fill in, and the model itself is returned.
+
+        Args:
+            vocabulary_size: The size of the store's vocabulary; None if the model already has its own.
+        """
+        return self
+
+    def check_store(
+        self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
+    ) -> None:
+        """Check that the model can be trained on a store. A run calls this before it begins.
+
+        By default only the sizes of the two vocabularies are compared.
+
+        Args:
+            tokens: The record of the store's tokenizer (`tokens` of corpus.json).
+            vocabulary: The store's vocabulary.
+            unrolls: The lengths of the token sequences that the run will use, by key of the run file.
+            is_private: Whether the run adds noise.
+
+        Raises:
+            ModelError: The model does not fit the store.
+            UnprovenCombination: The run is private, but the origin of the model's weights is not known.
+        """
+        rows: int = self.vocabulary_size  # pyright: ignore[reportAttributeAccessIssue]
+        if rows != len(vocabulary):
+            raise ModelError(
+                f"The model has {rows} rows, but the vocabulary of the store has {len(vocabulary)} words. "
+                f"Set model.vocabulary_size = {len(vocabulary)}."
+            )
+
+    def origin(self) -> str | None:
+        """Return the origin of the initial weights in words, for the header of the ledger.
+
+        Returns None, the default, if `initial` computes all weights from its seed.
+        """
+        return None
+
+    def weights_digest(self) -> str | None:
+        """Return the SHA-256 of the weights that `origin` describes; None if all weights come from the seed."""
+        return None
+
+    def factored_logits(
+        self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the two factors of the logits: outputs [B, T, D] and word vectors [V, D].
+
+        Returns None, the default, for a model whose logits are not such a product. A model that returns factors needs
+        less memory in evaluations on a GPU, which then never store all logits. The arguments are those of `logits`.
+        """
+        return None
+
+    def activations_per_token(self, unroll: int) -> int:
+        """Return an estimate of how many numbers a backward pass stores per token, without the logits.
+
+        The engine `vectorised` computes from it how many users fit into memory. 0, the default: no estimate is known.
+
+        Args:
+            unroll: T, the number of tokens of a sequence."""
+        return 0
+
+
+class LanguageModel(BaseModel, Protocol):
     """The interface of a model for training, evaluation and export.
 
     Implementations are `TiedLSTM`, `TiedGRU`, `ModuleModel` (any torch module) and `HuggingFaceModel`.
@@ -81,139 +174,6 @@ class LanguageModel(Protocol):
             features_F: The features of the user; None if the model takes none.
         """
         ...
-
-    def project(self, params_P: Tensor) -> Tensor:
-        """Return the parameters after the projection onto the set of allowed values, such as embeddings of norm 1.
-
-        The server calls this after it has added the noisy average. The projection is post-processing and costs no
-        privacy.
-        """
-        ...
-
-    @property
-    def projects_locally(self) -> bool:
-        """Whether users project their parameters after each local step. If False, `project_local` changes nothing."""
-        ...
-
-    def project_local(self, params_P: Tensor) -> Tensor:
-        """Return the parameters of one user, [P], or of several users, [U, P], after the local projection.
-
-        Engines call this after each local step, before the delta is clipped.
-        """
-        ...
-
-    def pinned(self, vocabulary_size: int | None = None) -> Self:
-        """Return a copy of the model with its optional values filled in.
-
-        These are for example the vocabulary size and the digest of a weights file. The hash of a run and its run.toml
-        contain the pinned model, so they describe the model completely, without the store or other files.
-
-        Args:
-            vocabulary_size: The size of the store's vocabulary; None if the model already has its own.
-        """
-        ...
-
-    def check_store(
-        self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
-    ) -> None:
-        """Check that the model can be trained on a store. A run calls this before it begins.
-
-        Args:
-            tokens: The record of the store's tokenizer (`tokens` of corpus.json).
-            vocabulary: The store's vocabulary.
-            unrolls: The lengths of the token sequences that the run will use, by key of the run file.
-            is_private: Whether the run adds noise.
-
-        Raises:
-            ModelError: The model does not fit the store.
-            UnprovenCombination: The run is private, but the origin of the model's weights is not known.
-        """
-        ...
-
-    def origin(self) -> str | None:
-        """Return the origin of the initial weights in words, for the header of the ledger.
-
-        Returns None if `initial` computes all weights from its seed.
-        """
-        ...
-
-    def weights_digest(self) -> str | None:
-        """Return the SHA-256 of the weights that `origin` describes; None if all weights come from the seed."""
-        ...
-
-    def factored_logits(
-        self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return the two factors of the logits: outputs [B, T, D] and word vectors [V, D].
-
-        Returns None for a model whose logits are not such a product. The arguments are those of `logits`.
-        """
-        ...
-
-    def activations_per_token(self, unroll: int) -> int:
-        """Return an estimate of how many numbers a backward pass stores per token, without the logits.
-
-        The engine `vectorised` computes from it how many users fit into memory.
-
-        Args:
-            unroll: T, the number of tokens of a sequence."""
-        ...
-
-
-class BaseModel:
-    """Default implementations of the optional methods of `LanguageModel`. A new model inherits from this class.
-
-    The model itself must define `layout`, `vocabulary_size`, `user_features`, `initial` and `logits`.
-    """
-
-    def project(self, params_P: Tensor) -> Tensor:
-        """Return the parameters unchanged (see `LanguageModel.project`)."""
-        return params_P
-
-    @property
-    def projects_locally(self) -> bool:
-        """Whether users project their parameters after each local step: False by default."""
-        return False
-
-    def project_local(self, params_P: Tensor) -> Tensor:
-        """Return the parameters unchanged (see `LanguageModel.project_local`)."""
-        return params_P
-
-    def pinned(self, vocabulary_size: int | None = None) -> Self:
-        """Return the model itself: by default there is nothing to fill in (see `LanguageModel.pinned`)."""
-        return self
-
-    def check_store(
-        self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
-    ) -> None:
-        """Raise `ModelError` if the model and the store have vocabularies of different sizes."""
-        rows: int = self.vocabulary_size  # pyright: ignore[reportAttributeAccessIssue]
-        if rows != len(vocabulary):
-            raise ModelError(
-                f"The model has {rows} rows, but the vocabulary of the store has {len(vocabulary)} words. "
-                f"Set model.vocabulary_size = {len(vocabulary)}."
-            )
-
-    def origin(self) -> str | None:
-        """Return None: by default all initial weights come from the seed (see `LanguageModel.origin`)."""
-        return None
-
-    def weights_digest(self) -> str | None:
-        """Return None: by default no weights are read from a file (see `LanguageModel.weights_digest`)."""
-        return None
-
-    def factored_logits(
-        self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None
-    ) -> tuple[Tensor, Tensor] | None:
-        """Return None: by default the logits are not known to be a product (see `LanguageModel.factored_logits`).
-
-        A model that returns factors needs less memory in evaluations on a GPU, which then never store all logits.
-        """
-        return None
-
-    def activations_per_token(self, unroll: int) -> int:
-        """Return 0, which means that no estimate is known (see `LanguageModel.activations_per_token`)."""
-        return 0
 
 
 def window_targets(window_BW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
