@@ -123,7 +123,10 @@ def test_opening_maps_nothing_until_a_user_is_read(small):
 
 
 def test_exact_counts_are_in_no_file_that_may_travel_and_only_the_owner_reads_them(tmp_path):
-    store = write_store(tmp_path / "s", train=arrays([0, 1]), held_out=[], vocabulary=WORDS, counts={"users": 1})
+    with StoreWriter(tmp_path / "s") as writer:
+        for split, users in (("train", arrays([0, 1])), ("held_out", [])):
+            write_shard(writer.partial / split, 0, users, token_dtype(len(WORDS)))
+        store = writer.finish(vocabulary=WORDS, info={}, counts={"users": 1}, shards=1)
     assert "users" not in (store.path / "corpus.json").read_text()
     assert "shards" not in (store.path / "corpus.json").read_text()
     assert store.counts == {"users": 1}

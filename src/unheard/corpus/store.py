@@ -756,8 +756,6 @@ def write_store(
     vocabulary: Vocabulary,
     info: Mapping[str, Any] | None = None,
     public: Sequence[np.ndarray] | None = None,
-    test_posts: Sequence[np.ndarray] | None = None,
-    counts: Mapping[str, Any] | None = None,
     shards: int = 1,
     features: Mapping[str, np.ndarray] | None = None,
 ) -> TokenStore:
@@ -765,28 +763,21 @@ def write_store(
 
     Args:
         path: The folder of the store; it must be missing or empty.
-        train, held_out, public, test_posts: For each split, one array of ids per user. None leaves the split out.
+        train, held_out, public: For each split, one array of ids per user. None leaves the split out.
         vocabulary: The vocabulary of the ids.
         info: More entries for corpus.json.
-        counts: The content of counts.json.
-        shards: The number of shards of each split; `test_posts` always has one.
+        shards: The number of shards of each split.
         features: For each split with features, an array of shape [U, F] with the numbers about each user.
     """
-    splits = {"train": train, "held_out": held_out, "public": public, "test_posts": test_posts}
+    splits = {"train": train, "held_out": held_out} | ({} if public is None else {"public": public})
     with StoreWriter(path) as writer:
         for name, users in splits.items():
-            if users is None:
-                continue
-            cuts = (
-                np.linspace(0, len(users), shards + 1).astype(int)
-                if name != "test_posts"
-                else np.array([0, len(users)])
-            )
+            cuts = np.linspace(0, len(users), shards + 1).astype(int)
             for number, (begin, end) in enumerate(itertools.pairwise(cuts)):
                 write_shard(writer.partial / name, number, users[begin:end], token_dtype(len(vocabulary)))
             if features and name in features:
                 np.save(writer.partial / name / "features.npy", np.asarray(features[name], dtype=np.float32))
-        return writer.finish(vocabulary=vocabulary, info=info or {}, counts=counts or {}, shards=shards)
+        return writer.finish(vocabulary=vocabulary, info=info or {}, counts={}, shards=shards)
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
