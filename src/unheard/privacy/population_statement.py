@@ -43,7 +43,17 @@ from unheard.privacy.population_ledger import (
     vocabulary_run,
 )
 from unheard.privacy.run_ledger import population_of, read_run_ledger
-from unheard.privacy.statement import SYNTHETIC, cautions, figure, is_synthetic, plain, protected, rounded_up, row
+from unheard.privacy.statement import (
+    SYNTHETIC,
+    cautions,
+    epsilon_rows,
+    figure,
+    is_synthetic,
+    plain,
+    protected,
+    rounded_up,
+    row,
+)
 from unheard.privacy.trade_off import figures, figures_of_pair
 from unheard.run_folder import RunFolder
 
@@ -388,13 +398,7 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     if not statement["charges"]:
         return
     yield ""
-    yield row("delta", rounded_up(statement["delta"]))
-    for accountant, value in statement["epsilon"].items():
-        note = "  <- claimed" if accountant == statement["claimed"]["accountant"] else ""
-        yield row(f"epsilon, {accountant}", rounded_up(value) + note)
-    claimed = statement["claimed"]
-    if claimed["accountant"] not in statement["epsilon"]:
-        yield row("epsilon, claimed", f"{rounded_up(claimed['epsilon'])}  (by {claimed['accountant']})")
+    yield from epsilon_rows(statement, has_notes=False)
     yield row("why this claim", statement["basis"]["why"])
     attacker = statement["attacker"]
     if attacker["mu"] is not None:

@@ -374,15 +374,7 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     yield row("vocabulary cost", _vocabulary_cost_in_words(statement["vocabulary_cost"]))
     yield row("randomness", _in_words(statement["randomness"]))
     yield ""
-    yield row("delta", rounded_up(statement["delta"]))
-    for accountant, epsilon in statement["epsilon"].items():
-        note = "  <- claimed" if accountant == statement["claimed"]["accountant"] else ""
-        if not note and accountant in ACCOUNTANTS and ACCOUNTANTS[accountant].note:
-            note = f"  ({ACCOUNTANTS[accountant].note})"
-        yield row(f"epsilon, {accountant}", rounded_up(epsilon) + note)
-    claimed = statement["claimed"]
-    if claimed["accountant"] not in statement["epsilon"]:
-        yield row("epsilon, claimed", f"{rounded_up(claimed['epsilon'])}  (by {claimed['accountant']})")
+    yield from epsilon_rows(statement, has_notes=True)
     if "basis" in statement:  # not in statements of version 0.1
         yield row("why this claim", statement["basis"]["why"])
     replaced = statement["replace_one"]
@@ -400,6 +392,24 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     yield from _list("covered", statement["released"])
     yield from _list("not covered", statement["not_covered"])
     yield row("computed with", _in_words(statement["versions"]))
+
+
+def epsilon_rows(statement: Mapping[str, Any], *, has_notes: bool) -> Iterator[str]:
+    """Yield the rows with delta, the epsilon of each accountant, and the claim.
+
+    Args:
+        statement: The statement of a run or of a population.
+        has_notes: Whether the row of an accountant that is not claimed ends with its note (`Accountant.note`).
+    """
+    claimed = statement["claimed"]
+    yield row("delta", rounded_up(statement["delta"]))
+    for accountant, epsilon in statement["epsilon"].items():
+        note = "  <- claimed" if accountant == claimed["accountant"] else ""
+        if has_notes and not note and accountant in ACCOUNTANTS and ACCOUNTANTS[accountant].note:
+            note = f"  ({ACCOUNTANTS[accountant].note})"
+        yield row(f"epsilon, {accountant}", rounded_up(epsilon) + note)
+    if claimed["accountant"] not in statement["epsilon"]:
+        yield row("epsilon, claimed", f"{rounded_up(claimed['epsilon'])}  (by {claimed['accountant']})")
 
 
 def row(name: str, value: Any) -> str:
