@@ -327,7 +327,7 @@ def test_a_vocabulary_counts_in_the_total_of_several_runs(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_event_that_is_charged_several_times_costs_as_much_as_one_after_the_other(kind):
     at_once, each = RunningEpsilon(DELTA, events=BASE), RunningEpsilon(DELTA, events=BASE)
-    at_once.charge_times(KINDS[kind], 3)
+    at_once.charge(KINDS[kind], 3)
     for _ in range(3):
         each.charge(KINDS[kind])
     assert at_once.epsilon == pytest.approx(each.epsilon, rel=1e-12)

@@ -258,7 +258,7 @@ def test_a_budget_over_all_runs_is_a_filter_at_fixed_orders(tmp_path):
     assert PopulationLedger.read(population.path).budget == population.budget
     share = DELTA / len(FILTER_ORDERS)
     running = population.budget.running()
-    running.charge_times(ROUND, 100)
+    running.charge(ROUND, 100)
     spent = {order: 100 * float(at_orders(rdp_cost(ROUND), [order])[0]) for order in FILTER_ORDERS}
     assert running.epsilon == pytest.approx(min(epsilon_at_order(o, cost, share) for o, cost in spent.items()))
     population.charge("one", 0, ROUND, 0)

@@ -221,7 +221,7 @@ def test_the_planner_compares_both_ways_to_sample_at_one_epsilon(monkeypatch):
 def test_rounds_that_are_charged_at_once_count_as_often_as_one_after_the_other():
     event = ExampleGaussian(sampling_prob=0.1, examples_per_user=2, noise_multiplier=4.0)
     at_once, each = RunningEpsilon(1e-4), RunningEpsilon(1e-4)
-    at_once.charge_times(event, 7)
+    at_once.charge(event, 7)
     for _ in range(7):
         each.charge(event)
     assert at_once.epsilon == each.epsilon == epsilon([(event, 7)], 1e-4, "pld")

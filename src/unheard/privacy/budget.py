@@ -125,11 +125,7 @@ class RunningEpsilon:
         """The name of the accountant of `epsilon`: "pld" if a round draws examples, otherwise the one asked for."""
         return "pld" if self._draws_examples(self._times) else self.asked
 
-    def charge(self, event: Event) -> None:
-        """Add one event to the events charged so far."""
-        self.charge_times(event, 1)
-
-    def charge_times(self, event: Event, times: int) -> None:
+    def charge(self, event: Event, times: int = 1) -> None:
         """Add the same event `times` times to the events charged so far."""
         self._cost, self._failure = self._with(event, times)
         self._times = {**self._times, event: self._times.get(event, 0) + times}
@@ -574,7 +570,7 @@ class _Declared:
             """Whether this number of rounds stays within the budget."""
             running = copy.copy(spent)
             for event, count in self.events(rounds):
-                running.charge_times(event, count)
+                running.charge(event, count)
             return running.epsilon <= budget.epsilon
 
         if fits(most):
