@@ -298,7 +298,7 @@ def test_a_record_of_a_node_that_cannot_be_written_stays_what_it_was(tmp_path, m
                 write()
     assert [os.path.basename(path) for path in written] == ["record.json", "opted-out"]
     assert (folder.contributions, folder.is_opted_out) == (1, False)
-    assert {path.name for path in tmp_path.iterdir()} - {".record.json.lock"} == {"record.json"}
+    assert {path.name for path in tmp_path.iterdir()} - {".record.json.lock"} == {"record.json", "contributed"}
     folder.opt_in()  # also if nobody had opted out
     folder.opt_out()
     folder.opt_out()

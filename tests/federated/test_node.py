@@ -122,6 +122,20 @@ def test_a_node_contributes_no_more_often_than_its_user_agreed_to(run, devices):
             folder.record_contribution(5)
 
 
+def test_a_node_whose_record_is_deleted_does_not_begin_to_count_again(tmp_path):
+    folder, record = NodeFolder(path=tmp_path), tmp_path / "record.json"
+    assert folder.contributions == 0
+    record.write_text('{"contributions": 1}')  # as an earlier version left it, without the second file
+    folder.record_contribution(2)
+    record.unlink()
+    for count in (lambda: folder.record_contribution(2), lambda: folder.contributions):
+        with pytest.raises(NodeError, match=r"record\.json is missing.*backup"):
+            count()
+    record.write_text('{"contributions": 1}')
+    folder.record_contribution(2)
+    assert folder.contributions == 2
+
+
 def asked(run, tmp_path, store_path) -> Packet:
     """Return a request for updates, as a server sends it."""
     network = LocalNetwork(divided(store_path, 2))

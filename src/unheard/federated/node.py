@@ -60,6 +60,7 @@ class NodeFolder:
         store/          the store with the text of its users (`unheard prepare`)
         opted-out       an empty file; if it exists, the users of this node do not take part in any round
         record.json     the number of rounds that the node has contributed to
+        contributed     an empty file; if it exists, record.json must exist too
         model/          the newest released model
 
     Args:
@@ -96,18 +97,25 @@ class NodeFolder:
         """The number of rounds that this node has contributed to, over all runs.
 
         Raises:
-            NodeError: The record is damaged.
+            NodeError: The record is damaged, or is missing although this node has contributed.
         """
         file = self.path / "record.json"
-        if not os.path.lexists(file):
+        # DP: without its record, a node that has contributed would begin to count from 0 again.
+        if not os.path.lexists(file) and not os.path.lexists(self._has_contributed):
             return 0
         try:
             count = json.loads(file.read_text(encoding="utf-8"))["contributions"]
         except (ValueError, KeyError, TypeError, OSError, RecursionError):
             count = None
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise NodeError(f"{file} is damaged, so the number of contributions is unknown. Restore it from a backup.")
+            state = "damaged" if os.path.lexists(file) else "missing"
+            raise NodeError(f"{file} is {state}, so the number of contributions is unknown. Restore it from a backup.")
         return count
+
+    @property
+    def _has_contributed(self) -> Path:
+        """The empty file that exists since the first contribution. Folders of earlier versions get it at their next."""
+        return self.path / "contributed"
 
     def record_contribution(self, limit: int | None) -> None:
         """Increase the number of contributions on disk by 1. Called before a contribution is computed.
@@ -116,7 +124,7 @@ class NodeFolder:
             limit: The largest number of contributions; None for no limit.
 
         Raises:
-            NodeError: The node has already contributed `limit` times, or the record is damaged.
+            NodeError: The node has already contributed `limit` times, or the record is damaged or missing.
         """
         # DP: under a lock: of two requests at once, each would count from the same number.
         with storage.locked(self.path / ".record.json.lock", wait=60.0):
@@ -125,6 +133,8 @@ class NodeFolder:
             if limit is not None and count >= limit:
                 raise NodeError(f"This node has contributed {count} times, which is its limit.")
             storage.replace_file(self.path / "record.json", json.dumps({"contributions": count + 1}).encode())
+            if not os.path.lexists(self._has_contributed):
+                storage.replace_file(self._has_contributed, b"")
 
 
 @dataclass(frozen=True, kw_only=True)
