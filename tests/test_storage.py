@@ -305,3 +305,20 @@ def test_a_pipe_and_a_link_to_a_device_are_special_and_files_and_links_to_them_a
     assert storage.special_file(tmp_path) == tmp_path / "zeros"
     os.mkfifo(tmp_path / "pipe")
     assert storage.special_file(tmp_path) == tmp_path / "pipe"
+
+
+def test_a_pipe_a_device_and_a_huge_file_are_refused_before_they_are_read(tmp_path):
+    (tmp_path / "file").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("file")
+    assert storage.regular_file(tmp_path / "link").read_bytes() == b"abc"
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(OSError, match="copy its content into a file"):
+            storage.regular_file(path)
+    os.truncate(tmp_path / "file", storage.LARGEST_INPUT)
+    assert storage.regular_file(tmp_path / "file") == tmp_path / "file"
+    os.truncate(tmp_path / "file", storage.LARGEST_INPUT + 1)
+    with pytest.raises(OSError, match="name a smaller file"):
+        storage.regular_file(tmp_path / "file")
+    with pytest.raises(FileNotFoundError):
+        storage.regular_file(tmp_path / "missing")

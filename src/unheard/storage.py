@@ -16,6 +16,7 @@ to do.
     with staged_folder(out) as folder: ...      fill a folder next to `out`, then move it there in one step
     delete_folder(folder)                       delete a folder; the deletion survives a crash
     special_file(folder)                        find a pipe or a device in a folder before reading it
+    regular_file(path)                          refuse a pipe, a device or a huge file before reading it
 
 Locks use the `filelock` package, so importing this module works on Linux, macOS and Windows.
 """
@@ -24,6 +25,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +35,8 @@ import filelock
 
 STAGED: set[Path] = set()
 """Folders that this process is filling under a temporary name. If the process ends early, `delete_staged` removes them."""
+LARGEST_INPUT = 1 << 30
+"""The most bytes of a file that is read into memory as a whole because a user named it."""
 POLL_SECONDS = 0.002
 """Seconds between two attempts to take a lock. Short, because most locks are held only for the time of one fsync."""
 
@@ -291,6 +295,22 @@ def special_file(folder: Path) -> Path | None:
     except OSError:  # the folder cannot be read; the caller's own reading reports that
         return None
     return next((Path(path) for path in sorted(special) if os.path.exists(path)), None)
+
+
+def regular_file(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file that a user named, if it can be read into memory as a whole. Links are followed.
+
+    A reader would wait for a pipe forever, and a device may never end.
+
+    Raises:
+        OSError: There is no file, it is a pipe or a device, or it has more than `LARGEST_INPUT` bytes.
+    """
+    status = os.stat(path)
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):  # reading a folder raises its own error
+        raise OSError(errno.EINVAL, "it is a pipe or a device; copy its content into a file", str(path))
+    if status.st_size > LARGEST_INPUT:
+        raise OSError(errno.EFBIG, f"it has more than {LARGEST_INPUT:,} bytes; name a smaller file", str(path))
+    return Path(path)
 
 
 def sync_folder(path: Path) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -277,6 +278,35 @@ def test_a_pipe_or_a_device_in_a_folder_is_refused_at_once(trained, tmp_path, na
     for read in readers:
         with pytest.raises(UnheardError, match=rf"{name} is not a regular file|holds no ledger"):
             read(folder)
+
+
+PLANNED = ["--users", "9000", "--users-per-round", "50", "--rounds", "9", "--noise-multiplier", "1"]
+READ_WHOLE = {
+    "canaries": ("canaries", "FILE", "--out", "out"),
+    "prepare --canaries": ("prepare", "posts.jsonl", "--out", "out", "--canaries", "FILE"),
+    "prepare --tokens": ("prepare", "posts.jsonl", "--out", "out", "--tokens", "FILE"),
+    "prepare --exclude-users": ("prepare", "posts.jsonl", "--out", "out", "--exclude-users", "FILE"),
+    "prepare --vocab": ("prepare", "posts.jsonl", "--out", "out", "--vocab", "FILE"),
+    "personalize --text": ("personalize", "RUN", "--text", "FILE", "--out", "out"),
+    "train": ("train", "FILE", "--out", "out"),
+    "plan --speed-from": ("plan", *PLANNED, "--cost", "--speed-from", "FILE"),
+}
+
+
+@pytest.mark.parametrize("words", READ_WHOLE.values(), ids=list(READ_WHOLE))
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.timeout(60)
+def test_a_pipe_or_a_device_in_place_of_a_file_is_refused_at_once(trained, tmp_path, monkeypatch, words, kind):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "posts.jsonl").write_text('{"user": "a", "text": "b"}\n')
+    os.mkfifo(tmp_path / "pipe")
+    stands_for = {"FILE": "pipe" if kind == "pipe" else "/dev/zero", "RUN": str(trained)}
+    read = Path.read_text  # it would fill the memory, or wait forever
+    monkeypatch.setattr(Path, "read_text", lambda path, **k: read(path, **k) if path.is_file() else pytest.fail("read"))
+    done = CliRunner().invoke(app, [stands_for.get(word, word) for word in words])
+    assert isinstance(done.exception, UnheardError), done.output
+    assert re.search("copy its content into a file|--vocab .* is neither", str(done.exception))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_pipe_in_a_store_or_an_export_is_refused_at_once(store, tmp_path):

@@ -23,6 +23,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from unheard import storage
 from unheard.cli.display import console, counted_bar, notes, output_stop_message, say, set_stop_message
 from unheard.cli.options import Force, License, RunDir, number, option
 from unheard.cli.processes import let_unwind
@@ -267,7 +268,7 @@ def personalize(
     settings = PersonalSettings(passes=passes, learning_rate=learning_rate, later=later)
     released = Released.open(folder)
     try:
-        words = text.read_text(encoding="utf-8")
+        words = storage.regular_file(text).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"Cannot read {text} as UTF-8 text: {error}.") from None
     with counted_bar() as progress:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from unheard import storage
 from unheard.config import parse_json, part_from_table, require
 from unheard.corpus.encode import truncate_stream
 from unheard.corpus.private_vocabulary import MAX_WORD_CHARS
@@ -220,7 +221,7 @@ def read_canary_file(path: Path) -> tuple[Canary, ...]:
         UnknownKey: A line has a key other than these three.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = storage.regular_file(path).read_text(encoding="utf-8").splitlines()
         return tuple(part_from_table(Canary, parse_json(line), "canary") for line in lines if line.strip())
     except (OSError, ValueError) as error:
         raise InputError(

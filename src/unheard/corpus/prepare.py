@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+from unheard import storage
 from unheard.config import nearest
 from unheard.corpus import Progress, no_progress
 from unheard.corpus.conversion import opened_sources
@@ -289,7 +290,7 @@ def read_user_ids(path: Path) -> tuple[str, ...]:
         InputError: The file cannot be read, is not UTF-8, or has more than `MAX_BYTES_OF_IDS` bytes.
     """
     try:
-        with open(path, "rb") as file:  # the path may be a pipe, whose size is not known before it is read
+        with open(storage.regular_file(path), "rb") as file:
             content = file.read(MAX_BYTES_OF_IDS + 1)
         if len(content) > MAX_BYTES_OF_IDS:
             raise InputError(

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from unheard import storage
 from unheard.config import part_of_kind, table_from_part
 from unheard.errors import InputError
 
@@ -249,7 +250,7 @@ class HuggingFaceTokenizer:
             InputError: The file cannot be read, or is not a tokenizer.json.
         """
         try:
-            definition = Path(path).read_text(encoding="utf-8")
+            definition = storage.regular_file(path).read_text(encoding="utf-8")
         except OSError as error:
             raise InputError(f"Cannot read the tokenizer {path}: {error.strerror}.") from None
         except UnicodeDecodeError:

@@ -356,12 +356,16 @@ def read_word_list(path: str | os.PathLike[str]) -> list[str]:
 
     Raises:
         CorpusMissing: There is no such file.
-        InputError: The file is not UTF-8 text.
+        InputError: The file cannot be read, or is not UTF-8 text.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")  # a byte-order mark is not part of the first word
+        text = storage.regular_file(path).read_text(
+            encoding="utf-8-sig"
+        )  # a byte-order mark is not part of the first word
     except FileNotFoundError:
         raise CorpusMissing(f"There is no word list at {path}. Check the path.") from None
+    except OSError as error:
+        raise InputError(f"Cannot read the word list {path}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text: save the word list as UTF-8, one word on each line.") from None
     lines = text.split("\n")

@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from unheard import storage
 from unheard.config import require, require_positive
 from unheard.errors import InvalidValue
 
@@ -186,7 +187,7 @@ def speeds_from(path: Path) -> list[Speed]:
         InvalidValue: The file cannot be read, is not the output of this command, or has no such rounds.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(storage.regular_file(path).read_text(encoding="utf-8"))
         machine, parameters = str(content["machine"]["device"]), int(content["parameters"])
         rows = [
             _from_benchmark(row, machine, parameters, path)

@@ -24,6 +24,7 @@ from typing import Any
 
 import tomli_w
 
+from unheard import storage
 from unheard.config import (
     nearest,
     parse_toml,
@@ -261,7 +262,7 @@ def fill_added_keys(tables: Mapping[str, Any]) -> dict[str, Any]:
 def _read_tables(path: str | Path) -> dict[str, Any]:
     """Read a run file and return its tables, unchecked. Raise `InvalidValue` if it cannot be read or is not TOML."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = storage.regular_file(path).read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidValue(
             f"Cannot read the run file {path}: {error.strerror}. Write one with `unheard init`."
