@@ -309,6 +309,22 @@ def test_a_pipe_or_a_device_in_place_of_a_file_is_refused_at_once(trained, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compare", "runs/x", "--prompt", "\udcff"),
+        ("report", "runs/x", "--prompt=\udcff", "--out", "o"),
+        ("init", "\udcff\udcfe", "--population", "50"),
+        ("corpus", "show", "\udcff"),
+    ],
+)
+def test_an_argument_that_is_not_utf8_is_refused_by_every_command(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidValue, match="is not UTF-8 text"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_pipe_in_a_store_or_an_export_is_refused_at_once(store, tmp_path):
     copy = uncharged_copy(store.path, tmp_path / "store")
     os.mkfifo(copy / "counts.txt")

@@ -130,10 +130,18 @@ USES_MODELS = {
 
 
 class CheckedCommand(TyperCommand):
-    """A command that refuses numbers that are not finite or larger than `LARGEST_NUMBER`, for all of its options."""
+    """A command that refuses arguments that are not UTF-8, and numbers that are not finite or above `LARGEST_NUMBER`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line. Raise `click.BadParameter` for a number that is not finite or too large."""
+        """Parse the command line.
+
+        Raises:
+            InvalidValue: An argument is not UTF-8 text, so it could be neither encoded nor written to a file.
+            click.BadParameter: A number is not finite or too large.
+        """
+        for text in args:
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise InvalidValue(f"The argument {text!r} is not UTF-8 text. Type it in UTF-8, or rename that file.")
         rest = super().parse_args(ctx, args)
         for param in self.params:
             value = ctx.params.get(param.name or "")
