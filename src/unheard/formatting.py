@@ -26,8 +26,10 @@ SEPARATOR = " · "
 END = "⟨end⟩"
 """The text that stands for `<EOS>`, the end of a sequence, in a list of suggested words."""
 # Control characters (C0 without tab and line feed, DEL, C1), marks that change the direction of writing, and the line and
-# paragraph separators of Unicode.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
+# paragraph separators of Unicode, and code points that are no characters: halves of surrogate pairs, U+FFFE and U+FFFF.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029\ud800-\udfff\ufffe\uffff]"
+)
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 

@@ -279,6 +279,13 @@ def test_the_result_is_plain_data_and_a_picture(run):
     assert "canary users" in picture
 
 
+def test_the_name_of_a_folder_cannot_end_the_process_that_draws_its_scores(run, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("vl_convert.vegalite_to_svg", lambda spec: drawn.append(json.loads(spec)) or "<svg/>")
+    AuditResult(exposures=None, one_run=audited(run, canaries=20, rounds=1)).score_plot("\x1b[31mred\udcff\ufffe")
+    assert drawn[0]["title"]["text"] == r"\x1b[31mred\udcff\ufffe"
+
+
 def test_seeds_are_for_tests_and_the_draw_of_who_is_in_is_fair():
     users = reproducible_generator(1).random(1000) < 0.5
     assert 400 < users.sum() < 600

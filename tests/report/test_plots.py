@@ -1,6 +1,7 @@
 """Plots: files without a browser, axes that begin at zero or above, colours with enough contrast."""
 
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ import vl_convert
 
 from tests.report.builders import made_up_record
 from unheard.report.comparison import Comparison
-from unheard.report.plots import accuracy_by_round, epsilon_by_round, share_scale, spec_for_file, write_images
+from unheard.report.plots import accuracy_by_round, epsilon_by_round, plots, share_scale, spec_for_file, write_images, write_png
 from unheard.report.run_record import accuracy_points
 from unheard.report.style import DARK, LIGHT, VEGALITE
 
@@ -18,6 +19,18 @@ def test_plots_are_written_as_png_without_a_browser(compared, tmp_path):
     assert len(written) == 7
     for path in written:
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_name_of_a_run_cannot_end_the_process_that_draws_it(runs, tmp_path):
+    """The library aborts at a control character and at U+FFFE."""
+    evil = tmp_path / "\x1b[31mred\x9b\ufffe"
+    shutil.copytree(runs[1], evil)
+    compared = Comparison.read([runs[0], evil], baseline=str(evil))
+    assert [record.name for record in compared.records] == [runs[0].name, r"\x1b[31mred\x9b\ufffe"]
+    assert compared.baseline is compared.records[1]
+    for plot in plots(compared):
+        assert write_svg(plot, tmp_path).exists()
+        assert write_png(plot, tmp_path, scale=1).exists()
 
 
 def luminance(colour: str) -> float:

@@ -22,7 +22,7 @@ from unheard.audit.one_run import BackgroundUsers, CanaryUsers, OneRunResult, au
 from unheard.corpus.canaries import has_canaries, read_canaries
 from unheard.corpus.store import TokenStore
 from unheard.engines.engine import Engine
-from unheard.formatting import accountant_title
+from unheard.formatting import accountant_title, printable
 from unheard.privacy.statement import plain
 from unheard.randomness import SecureStreams, secure_generator
 from unheard.run_folder import record_digest, replace_file
@@ -261,7 +261,8 @@ def _histograms(audit: OneRunResult, title: str) -> dict[str, Any]:
         ]
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "title": {"text": title, "subtitle": f"{len(audit.score_M)} canary users, {audit.rounds} rounds"},
+        # The library that draws the plot ends the process at a control character.
+        "title": {"text": printable(title), "subtitle": f"{len(audit.score_M)} canary users, {audit.rounds} rounds"},
         "width": 640,
         "height": 280,
         "data": {"values": rows},

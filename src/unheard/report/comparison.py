@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from unheard.errors import InvalidValue
-from unheard.formatting import accountant_title, colour_numbers, epsilon_text, small
+from unheard.formatting import accountant_title, colour_numbers, epsilon_text, printable, small
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.budget import default_delta
 from unheard.privacy.events import PoissonGaussian
@@ -71,6 +71,7 @@ def choose_baseline(records: Sequence[RunRecord], name: str | None = None) -> Ru
         InvalidValue: No run has the name.
     """
     if name is not None:
+        name = printable(name)  # as the names of the records
         last = name.rstrip("/").split("/")[-1]
         named = [record for record in records if record.name == name.rstrip("/")]
         named += [record for record in records if record.name.split("/")[-1] == last]

@@ -219,12 +219,13 @@ def hover_layers(styles: Sequence[SeriesStyle], field: str, number_format: str) 
         return {"condition": {"param": "near", "empty": False, "value": value}, "value": 0}
 
     # Vega-Lite reads dots and brackets in a field name as a path, and a run name may contain them. So the columns are
-    # numbered, and the run names are their titles.
+    # numbered, and the run names are their titles. It copies a title into a string of JavaScript without escaping it.
     names = [style.name for style in styles]
     number = f"indexof({json.dumps(names)}, datum.run)"
     tips = [{"field": "round", "type": "quantitative", "format": ","}]
     tips += [
-        {"field": f"run{i}", "type": "quantitative", "format": number_format, "title": n} for i, n in enumerate(names)
+        {"field": f"run{i}", "type": "quantitative", "format": number_format, "title": name.replace("\\", r"\\")}
+        for i, name in enumerate(names)
     ]
     rule = {
         "transform": [

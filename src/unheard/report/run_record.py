@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from unheard.errors import InvalidValue, LedgerError, RunFolderError
-from unheard.formatting import smoothed
+from unheard.formatting import printable, smoothed
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.events import CorrelatedGaussian, Event, ExampleGaussian, NonPrivate, PoissonGaussian
@@ -83,7 +83,7 @@ class RunRecord:
         tables, ledger = folder.read_tables(), read_run_ledger(folder)
         _check(folder, tables, ledger.facts)
         return cls(
-            name=name or Path(path).resolve().name,
+            name=printable(name or Path(path).resolve().name),  # drawing a control character would end the process
             tables=tables,
             facts=ledger.facts,
             entries=ledger.entries,
