@@ -685,6 +685,16 @@ def test_measures_with_other_figures_are_never_shown(base):
     assert RunRecord.read(base / "r").measures == older
 
 
+def test_measures_of_another_model_are_not_said_to_fit(base):
+    """Of an older model of this run, whose digest nothing records, or of another run."""
+    invoke("evaluate", base / "other", "--full")
+    shutil.copy(base / "other" / "measures.json", base / "r" / "measures.json")
+    for folder, fits in ((base / "other", True), (base / "r", None)):
+        found = next(finding for finding in verify(folder) if finding.name == "measures")
+        assert (found.fits, "not checked" in found.words) == (fits, fits is None)
+    invoke("verify", base / "r")
+
+
 @pytest.mark.parametrize("content", ["{", "[" * 200_000, "null", '{"format": 1, "model_sha256": "MODEL"}'])
 def test_damaged_measures_are_measured_again_and_never_shown(base, content):
     digest = RunFolder(base / "r").model_digest()

@@ -435,7 +435,10 @@ def _tokens(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
 
 
 def _measures(folder: Folder) -> Iterator[str]:
-    """Check that measures.json is well-formed. It may belong to an older model than the released one."""
+    """Check that measures.json is well-formed, and belongs to the released model.
+
+    Measures of another model are not checked. It may be an older model of this run, whose digest nothing records.
+    """
     if not folder.path.measures.exists():
         yield "none: the model was not measured in full"
         return
@@ -444,8 +447,10 @@ def _measures(folder: Folder) -> Iterator[str]:
     if not are_measures(content):
         raise CheckFailed(f"measures.json is damaged. {remedy}")
     if folder.path.read_measures() is None:
-        yield "measures.json is well-formed, but belongs to an older model than model.safetensors"
-        return
+        raise CheckSkipped(
+            "not checked: measures.json belongs to another model than model.safetensors, an older one of this run or one "
+            "of another run (measure this one with `unheard evaluate --full`)"
+        )
     yield "measures.json is well-formed, and belongs to the model in model.safetensors"
 
 
