@@ -100,16 +100,18 @@ class NodeFolder:
             NodeError: The record is damaged, or is missing although this node has contributed.
         """
         file = self.path / "record.json"
-        # DP: without its record, a node that has contributed would begin to count from 0 again.
-        if not os.path.lexists(file) and not os.path.lexists(self._has_contributed):
+        unknown = "so the number of contributions is unknown. Restore it from a backup."
+        if not os.path.lexists(file):
+            # DP: without its record, a node that has contributed would begin to count from 0 again.
+            if os.path.lexists(self._has_contributed):
+                raise NodeError(f"{file} is missing, {unknown}")
             return 0
         try:
             count = json.loads(file.read_text(encoding="utf-8"))["contributions"]
         except (ValueError, KeyError, TypeError, OSError, RecursionError):
             count = None
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            state = "damaged" if os.path.lexists(file) else "missing"
-            raise NodeError(f"{file} is {state}, so the number of contributions is unknown. Restore it from a backup.")
+            raise NodeError(f"{file} is damaged, {unknown}")
         return count
 
     @property
