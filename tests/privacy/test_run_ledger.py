@@ -30,7 +30,7 @@ from unheard.errors import (
 )
 from unheard.privacy.ledger import NO_LEDGERS, RECORD, Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
-from unheard.privacy.run_ledger import read_run_ledger
+from unheard.privacy.run_ledger import earlier_models, read_run_ledger
 from unheard.privacy.statement import compute_statement
 from unheard.report.run_record import RunMonitor, RunRecord
 from unheard.run_folder import RunFolder, read_facts, record_digest
@@ -390,6 +390,22 @@ def test_a_model_that_is_written_again_names_its_nodes_and_the_models_before_it(
     folder.model.unlink()
     list(unheard.resume(folder.path))
     assert read_facts(folder.model) == facts
+
+
+@pytest.mark.parametrize(
+    ("start", "models"),
+    [
+        ({}, []),
+        ({"from": "seed 0", "sha256": "a"}, []),  # many runs begin with these weights
+        ({"from": "its base", "sha256": "a", "base_sha256": "b"}, ["b"]),
+        ({"from": "an earlier run", "sha256": "a"}, ["a"]),
+        ({"from": "a model declared public", "sha256": "a", "base_sha256": "b", "earlier": ["c", "d"]}, list("abcd")),
+        ({"from": "a model file of unknown cost", "sha256": "a", "earlier": ["c"]}, ["a", "c"]),
+    ],
+)
+def test_the_models_before_a_run_are_those_that_were_trained(start, models):
+    assert earlier_models({"start": start}) == models
+    assert earlier_models({}) == []
 
 
 def test_the_first_checkpoint_remembers_the_populations_ledger(base):

@@ -9,7 +9,15 @@ import vl_convert
 
 from tests.report.builders import made_up_record
 from unheard.report.comparison import Comparison
-from unheard.report.plots import accuracy_by_round, epsilon_by_round, plots, share_scale, spec_for_file, write_images, write_png
+from unheard.report.plots import (
+    accuracy_by_round,
+    epsilon_by_round,
+    plots,
+    share_scale,
+    spec_for_file,
+    write_images,
+    write_png,
+)
 from unheard.report.run_record import accuracy_points
 from unheard.report.style import DARK, LIGHT, VEGALITE
 
@@ -29,8 +37,7 @@ def test_the_name_of_a_run_cannot_end_the_process_that_draws_it(runs, tmp_path):
     assert [record.name for record in compared.records] == [runs[0].name, r"\x1b[31mred\x9b\ufffe"]
     assert compared.baseline is compared.records[1]
     for plot in plots(compared):
-        assert write_svg(plot, tmp_path).exists()
-        assert write_png(plot, tmp_path, scale=1).exists()
+        assert write_png(plot, tmp_path).exists()
 
 
 def luminance(colour: str) -> float:
