@@ -27,6 +27,7 @@ from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.population_ledger import (
     RECORD,
     PopulationLedger,
+    check_one_ledger,
     continue_ledger,
     known_position,
     open_population_ledger,
@@ -410,13 +411,18 @@ def test_charges_in_another_ledger_are_neither_denied_nor_left_out_of_a_total_in
     ledger_of(store)  # without charges
     assert all_runs(population, delta=1e-3)["charges"] == 1
     ledger_of(store).charge("another run", 0, ROUND, 0)
-    for total, left_out in ((population, own), (ledger_of(store), other), (find_population_ledger(own, False), other)):
+    for total, left_out in ((population, own), (ledger_of(store), other)):
+        (warning,) = all_runs(total, delta=1e-3)["warnings"]  # on pages and cards
+        assert warning.startswith("NOT COUNTED HERE")
+        assert str(tmp_path) not in warning
         with pytest.raises(LedgerError, match="in one ledger: unheard budget") as raised:
-            all_runs(total, delta=1e-3)
+            check_one_ledger(store.path, total.path, total)
         assert f"were charged in {left_out}, and" in str(raised.value)
+    for asked in (["statement", str(store.path)], ["budget", str(store.path), "--delta", "1e-3"]):
+        assert "were charged in" in str(CliRunner().invoke(app, asked).exception)
     hidden = other.rename(tmp_path / "hidden")
     with pytest.raises(LedgerError, match="is missing"):
-        all_runs(find_population_ledger(own, False), delta=1e-3)
+        find_population_ledger(own, False)
     hidden.rename(other)
     elsewhere = unheard.prepare(posts(tmp_path, "m", range(60)), tmp_path / "m", held_out=0.1)
     joined = CliRunner().invoke(

@@ -668,15 +668,22 @@ def known_ledgers(store: Path) -> list[Path]:
 
 
 def check_one_ledger(store: Path, path: Path, population: PopulationLedger | None) -> None:
-    """Check that all charges to the users of a store are in one ledger.
+    """Raise `LedgerError` if runs on a store were charged in another ledger (see `charged_elsewhere`)."""
+    # DP: a total, a budget or a newer store would not count the charges in the other ledger.
+    if message := charged_elsewhere(store, path, population):
+        raise LedgerError(message)
+
+
+def charged_elsewhere(store: Path, path: Path, population: PopulationLedger | None) -> str:
+    """Return which other ledger has charges to the users of a store, and how to count them; empty if none has.
 
     Args:
         store: The folder of the store.
-        path: The file of the ledger.
+        path: The file of the ledger that should have all charges.
         population: The ledger; None if the file is still to be created.
 
     Raises:
-        LedgerError: The store was charged in another ledger too, which is missing, or whose charges are not in this one.
+        LedgerError: The other ledger is damaged.
     """
     counted = {os.path.realpath(path)} | ({os.path.realpath(population.path)} if population is not None else set())
     for key, position in _read_record(store)["known"].items():
@@ -684,16 +691,16 @@ def check_one_ledger(store: Path, path: Path, population: PopulationLedger | Non
         # A ledger that contains the position is the same one, perhaps at another path, or the other was moved to it.
         if os.path.realpath(other) in counted or (population is not None and population.contains(position)):
             continue
-        # DP: a total, a budget or a newer store would not count the charges in the other ledger.
         if not other.is_file():
-            raise LedgerError(f"{other} is missing: runs on {store} were charged there. Put it back.")
+            return f"{other} is missing: runs on {store} were charged there. Put it back."
         read = PopulationLedger.read(other)
         if os.path.realpath(read.path) not in counted and read.events:
             outside = path if other.parent == store else other
-            raise LedgerError(
-                f"Runs on {store} were charged in {other}, and {path} does not count them. Count all runs in one "
-                f"ledger: unheard budget {store} --ledger {outside} --same-users {store}."
+            return (
+                f"Runs on {store} were charged in {other}, and {path} does not count them. Count all runs in one ledger: "
+                f"unheard budget {store} --ledger {outside} --same-users {store}."
             )
+    return ""
 
 
 def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) -> None:

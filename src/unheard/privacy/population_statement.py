@@ -34,6 +34,7 @@ from unheard.privacy.population_ledger import (
     FORMAT,
     ChargedRun,
     PopulationLedger,
+    charged_elsewhere,
     check_joined,
     check_one_ledger,
     known_ledgers,
@@ -92,11 +93,8 @@ def all_runs(population: "PopulationLedger | _VocabularyCharges", *, delta: floa
     Raises:
         InvalidValue: No delta is given, set or declared.
         UnprovenCombination: Several runs drew the same cohorts, so their rounds are not independent.
-        LedgerError: Runs on the store were also charged in another ledger.
     """
     population.check_cohorts()
-    if isinstance(population, PopulationLedger) and population.store is not None:
-        check_one_ledger(population.store, population.path, population)
     events = population.events
     delta = _delta(population, delta)
     best, why, covered = _claimed(population, delta)
@@ -181,6 +179,13 @@ _NO_LEDGER = (
 )
 
 
+_CHARGED_ELSEWHERE = (
+    "NOT COUNTED HERE: runs on the same store were also charged in another ledger. `unheard statement STORE` says which, "
+    "and how to count all runs in one."
+)
+"""It names no path, because it may stand on a page or a card."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _VocabularyCharges:
     """Takes the place of a population's ledger before the first run. Has only the events of the store's vocabulary."""
@@ -217,13 +222,13 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
         The ledger at `path` if it is a population's; the ledger of the run's population if that is wanted; else None.
 
     Raises:
-        LedgerError: The ledger of the run's population is not where the run file says, is damaged or does not list the
-            run; or the run's own ledger is damaged.
+        LedgerError: The ledger of the run's population is not where the run file says, is damaged, does not list the
+            run, or is not the only one that the store was charged in; or the run's own ledger is damaged.
     """
     first = _first_line(path)
     # A file in a store counts as a population's ledger even if its first line is damaged; reading it raises the error.
     if first.get("ledger") == FORMAT or (path.parent / "corpus.json").is_file():
-        return read_population_ledger(path.parent, path)
+        return _only_ledger(read_population_ledger(path.parent, path))
     if not wanted:
         return None
     folder = RunFolder(path.parent)
@@ -238,6 +243,13 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
             f"{population.path} does not list this run: it belongs to other users, or was created again after the run. Put "
             "back the ledger to which the run was charged, or name a store: unheard statement STORE."
         )
+    return _only_ledger(population)
+
+
+def _only_ledger(population: PopulationLedger) -> PopulationLedger:
+    """Return the ledger. Raise `LedgerError` if runs on its store were charged in another one too."""
+    if population.store is not None:
+        check_one_ledger(population.store, population.path, population)
     return population
 
 
@@ -356,6 +368,10 @@ def _has_no_noise(charged_run: ChargedRun) -> bool:
 def _warnings(population: "PopulationLedger | _VocabularyCharges", delta: float) -> list[str]:
     """Return a warning for each fact that weakens the guarantee, over all runs."""
     warnings = [SYNTHETIC] * _has_synthetic_text(population)
+    if isinstance(population, PopulationLedger) and population.store is not None:
+        # DP: the total is not one over all runs if some of them were charged elsewhere.
+        elsewhere = charged_elsewhere(population.store, population.path, population)
+        warnings += [_CHARGED_ELSEWHERE] if elsewhere else []
     for charged_run in population.runs.values():
         name = charged_run.facts.get("name", charged_run.id)
         if (charged_run.facts.get("randomness") or {}).get("mode") == "reproducible":

@@ -524,8 +524,9 @@ def _ledger_beside(start: Path) -> Ledger | None:
 
 def _earlier_models(start: Path) -> list[str]:
     """Return the digests of the models from which the run of a model, and the runs before it, began."""
-    ledger = _ledger_beside(start)
-    return read_facts(start).get("earlier", []) if ledger is None else earlier_models(ledger.facts)
+    if (ledger := _ledger_beside(start)) is not None:
+        return earlier_models(ledger.facts)
+    return read_facts(start).get("earlier", []) if start.is_file() else []
 
 
 def charge_earlier_costs(run: Run, store: TokenStore, ledger: Ledger) -> None:
