@@ -271,7 +271,7 @@ def test_a_card_is_silent_about_all_runs_only_if_this_run_is_all_that_was_charge
 ):
     """Neither another run nor a further charge, for example of a vocabulary or of a round that was lost."""
     events = Ledger.read(run_folder / "ledger.jsonl").events
-    population = SimpleNamespace(events=events + events[:more])
+    population = SimpleNamespace(events=events + events[:more], store=None)
     total = {"claim": "the claim of all runs", "warnings": ["one warning.", "another warning."]}
     monkeypatch.setattr("unheard.deployment.card.population_of", lambda folder: population)
     monkeypatch.setattr("unheard.deployment.card.other_runs", lambda *_: others)
@@ -280,7 +280,7 @@ def test_a_card_is_silent_about_all_runs_only_if_this_run_is_all_that_was_charge
     assert (said in model_card(run_folder)) is bool(others or more)
     assert ("Over all runs" in model_card(run_folder)) is bool(others or more)
     monkeypatch.setattr("unheard.deployment.card.population_of", lambda folder: None)  # it is on another machine
-    assert "Over all runs" not in model_card(run_folder)
+    assert "Over all runs on the same users: not known" in model_card(run_folder)
 
 
 @pytest.mark.parametrize("name", ["population_of", "other_runs", "all_runs"])

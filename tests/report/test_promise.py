@@ -8,6 +8,8 @@ import pytest
 
 import unheard
 from tests.report.builders import with_statement
+from tests.stores import uncharged_copy
+from unheard.deployment.card import model_card
 from unheard.errors import UnprovenCombination
 from unheard.formatting import odds_factor, small
 from unheard.privacy.statement import SYNTHETIC
@@ -120,6 +122,17 @@ def test_a_seed_that_only_the_statement_of_the_run_tells_leaves_no_guarantee_ove
     words = describe_promise(with_statement(record, {**record.statement, "warnings": warnings}))
     assert (words.grade, words.headline) == ("none", HEADLINES["none"])
     assert set(warnings) <= set(words.warnings)
+
+
+def test_a_page_and_a_card_say_that_runs_on_these_users_were_charged_in_another_ledger(run, tmp_path):
+    uncharged_copy(run.corpus, tmp_path / "store")
+    for name, ledger in (("first", None), ("second", tmp_path / "people.jsonl")):
+        list(unheard.train(replace(run, corpus=tmp_path / "store", ledger=ledger), tmp_path / name))
+    for name in ("first", "second"):
+        record = RunRecord.read(tmp_path / name)
+        assert record.other_runs == []
+        (warning,) = (text for text in describe_promise(record).warnings if text.startswith("NOT COUNTED HERE"))
+        assert warning.removesuffix(".") in model_card(tmp_path / name)
 
 
 def test_the_guarantee_of_a_single_run_says_that_it_is_for_one_run(compared):

@@ -21,7 +21,7 @@ from unheard.formatting import number, percent, text_templates
 from unheard.models.base import facts_about_base
 from unheard.models.hugging_face import HuggingFaceModel
 from unheard.privacy.ledger import run_id
-from unheard.privacy.population_statement import all_runs, other_runs
+from unheard.privacy.population_statement import all_runs, charges_elsewhere, other_runs
 from unheard.privacy.run_ledger import population_of, read_run_ledger
 from unheard.privacy.statement_formats import markdown_line, read_audit
 from unheard.privacy.statement_formats import render as render_statement
@@ -142,8 +142,8 @@ def _over_all_runs(folder: RunFolder, statement: Mapping[str, Any]) -> str | Non
     """Return what the card says about all runs on the same users together.
 
     Returns:
-        The claim with its warnings, or the reason why nothing can be claimed. None if the store's ledger is not on this
-        machine, or has no charges other than those of this run.
+        The claim with its warnings, or the reason why nothing can be claimed. None if the users were charged for this
+        run alone.
 
     Raises:
         LedgerError: The store's ledger is damaged.
@@ -152,10 +152,10 @@ def _over_all_runs(folder: RunFolder, statement: Mapping[str, Any]) -> str | Non
     try:
         population, ledger = population_of(folder), read_run_ledger(folder)
         if population is None:
-            return None
+            return "not known, because the ledger of their store was not on the machine that wrote this card"
         # The number of charges does not tell: a run that began from another run has the charges of both.
         others = other_runs(population, run_id(ledger), str(ledger.facts.get("corpus", "")))
-        if not others and len(population.events) <= charges:
+        if not others and len(population.events) <= charges and not charges_elsewhere(population):
             return None
         total = all_runs(population)
         # A total without its warnings would promise too much: the seed of another run reveals the noise of that run.

@@ -79,6 +79,13 @@ def other_runs(population: PopulationLedger, run: str, corpus: str) -> list[str]
     return [str(charged_run.facts.get("name", charged_run.id)) for charged_run in others]
 
 
+def charges_elsewhere(population: PopulationLedger) -> list[str]:
+    """Return a warning if runs on the store of a ledger were also charged in another ledger; an empty list if not."""
+    if population.store is None or not charged_elsewhere(population.store, population.path, population):
+        return []
+    return [_CHARGED_ELSEWHERE]
+
+
 def all_runs(population: "PopulationLedger | _VocabularyCharges", *, delta: float | None = None) -> dict[str, Any]:
     """Compute the statement about all runs on one population.
 
@@ -368,10 +375,9 @@ def _has_no_noise(charged_run: ChargedRun) -> bool:
 def _warnings(population: "PopulationLedger | _VocabularyCharges", delta: float) -> list[str]:
     """Return a warning for each fact that weakens the guarantee, over all runs."""
     warnings = [SYNTHETIC] * _has_synthetic_text(population)
-    if isinstance(population, PopulationLedger) and population.store is not None:
+    if isinstance(population, PopulationLedger):
         # DP: the total is not one over all runs if some of them were charged elsewhere.
-        elsewhere = charged_elsewhere(population.store, population.path, population)
-        warnings += [_CHARGED_ELSEWHERE] if elsewhere else []
+        warnings += charges_elsewhere(population)
     for charged_run in population.runs.values():
         name = charged_run.facts.get("name", charged_run.id)
         if (charged_run.facts.get("randomness") or {}).get("mode") == "reproducible":

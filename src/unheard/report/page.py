@@ -32,6 +32,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.formatting import accountant_title, epsilon_text, odds_factor, percent, shown_word, small
+from unheard.privacy.population_statement import charges_elsewhere
 from unheard.privacy.statement import render_text, rounded_up
 from unheard.report import tables
 from unheard.report.comparison import Comparison
@@ -338,7 +339,7 @@ def describe_promise(record: RunRecord) -> Promise:
         )
         return replace(alone, paragraphs=(*alone.paragraphs, unknown))
     if not record.other_runs:
-        return alone
+        return replace(alone, warnings=(*alone.warnings, *charges_elsewhere(record.population_ledger)))
     return _over_all_runs(record, alone)
 
 
