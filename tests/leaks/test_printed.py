@@ -63,3 +63,20 @@ def test_the_rule_finds_an_array_that_is_shown(monkeypatch):
     shown.__module__ = aggregation.__name__
     monkeypatch.setattr(aggregation, "Shown", shown, raising=False)
     assert shown_fields(aggregation.__name__) == ["aggregation.Shown.units_P"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mechanism.aggregation.CohortSum.weight",
+        "mechanism.aggregation.CohortSum.balance",
+        "updates.user_update.User.number",
+        "engines.engine.Drawn.seed",
+        "randomness.ReproducibleStreams.seed",
+    ],
+)
+def test_numbers_that_come_from_a_cohort_or_reveal_its_noise_are_not_printed(name):
+    """Other numbers of these classes are public, so the type does not tell."""
+    module, kind, field = name.rsplit(".", 2)
+    fields = dataclasses.fields(getattr(importlib.import_module(f"unheard.{module}"), kind))
+    assert [each.repr for each in fields if each.name == field] == [False]
