@@ -415,6 +415,32 @@ def test_charges_of_two_seeded_runs_with_the_same_settings_are_both_counted(seed
     assert [len(charged.events) for charged in population.runs.values()] == [2, 2, 1]
 
 
+@pytest.mark.parametrize(("lost", "rows"), [(2, [2, 4, 5]), (4, [2, 4, 5]), (5, [2, 4, 5])])
+def test_an_evaluation_that_could_not_be_written_is_made_again(run, tmp_path, monkeypatch, lost, rows):
+    """The disk was full. The model of that round is saved when the loop is left, and no other process evaluates it."""
+    tried = replace(run, evaluation=replace(run.evaluation, every=2), training=unheard.Training(rounds=5))
+    append = RunFolder.append_metrics
+
+    def full(folder, row):
+        if row["round"] == lost:
+            raise OSError("No space left on device")
+        append(folder, row)
+
+    monkeypatch.setattr(RunFolder, "append_metrics", full)
+    with pytest.raises(OSError, match="No space"):
+        list(unheard.train(tried, tmp_path / "r"))
+    monkeypatch.undo()
+    list(unheard.resume(tmp_path / "r"))
+    folder = RunFolder(tmp_path / "r")
+    assert [row["round"] for row in folder.read_metrics()] == rows
+    list(unheard.train(tried, tmp_path / "whole"))
+    spent = [row["epsilon"] for row in RunFolder(tmp_path / "whole").read_metrics()]
+    assert [row["epsilon"] for row in folder.read_metrics()] == spent  # no round was charged twice
+    folder.metrics.unlink()  # deleted by hand: it would begin with the last round
+    list(unheard.resume(tmp_path / "r"))
+    assert not folder.metrics.exists()
+
+
 def test_equal_models_are_equal_files(run, tmp_path):
     for name in "abcd":
         list(unheard.train(reproducible(run), tmp_path / name))

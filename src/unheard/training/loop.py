@@ -419,27 +419,46 @@ class _ActiveRun:
 
     def advance(self, state: State) -> None:
         """Make `state` the current state, and start its evaluation if one is due."""
-        run, self.state = self.run, state
-        self.has_ended = state.round == run.training.rounds
-        if self.has_ended or state.round % run.evaluation.every == 0:
+        self.state, self.has_ended = state, state.round == self.run.training.rounds
+        if self._is_evaluation_due:
             self.evaluation = self.held_out.start(state.params_P, parallel_map_of(self.engine))
 
     def finish_round(self) -> RoundReport:
         """Record the evaluation and save a checkpoint, each if it is due, and return the report of the round."""
-        run, state, metrics = self.run, self.state, None
-        if self.evaluation is not None:
-            metrics, self.evaluation = self.evaluation(), None
-            # JSON has no infinity, so an infinite epsilon is written as null.
-            epsilon = self.spent.epsilon if math.isfinite(self.spent.epsilon) else None
-            self.folder.append_metrics({"round": state.round, "epsilon": epsilon, **metrics})
-            logger.info(
-                "%s: round %d of %d, AccuracyTop1 %.4f, perplexity %.4g, running epsilon %.4g by %s",
-                *(self.folder.path.name, state.round, run.training.rounds, metrics["accuracy_top1"]),
-                *(metrics["perplexity"], self.spent.epsilon, self.spent.accountant),
-            )
-        if self.has_ended or state.round % run.training.checkpoint_every == 0:
+        metrics = None if self.evaluation is None else self._record(self.evaluation())
+        self.evaluation = None
+        if self.has_ended or self.state.round % self.run.training.checkpoint_every == 0:
             self.save()
         return self._report(metrics=metrics)
+
+    def repeat_lost_evaluation(self) -> None:
+        """Evaluate the model of the newest checkpoint if its evaluation is due and was not recorded.
+
+        It is lost if the disk was full when it was to be written, or if the process was stopped while it was computed.
+        """
+        recorded = max((int(row["round"]) for row in self.folder.read_metrics()), default=0)
+        # A file that somebody has deleted is not begun again: it would lack the evaluations before.
+        is_deleted = not self.folder.metrics.exists() and self.state.round > self.run.evaluation.every
+        if self._is_evaluation_due and recorded < self.state.round and not is_deleted:
+            self._record(self.held_out.start(self.state.params_P, parallel_map_of(self.engine))())
+
+    @property
+    def _is_evaluation_due(self) -> bool:
+        """Whether the model of the current round is evaluated."""
+        round, run = self.state.round, self.run
+        return round > 0 and (round == run.training.rounds or round % run.evaluation.every == 0)
+
+    def _record(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Write the metrics of the current round to the run folder and the log, and return them."""
+        # JSON has no infinity, so an infinite epsilon is written as null.
+        epsilon = self.spent.epsilon if math.isfinite(self.spent.epsilon) else None
+        self.folder.append_metrics({"round": self.state.round, "epsilon": epsilon, **metrics})
+        logger.info(
+            "%s: round %d of %d, AccuracyTop1 %.4f, perplexity %.4g, running epsilon %.4g by %s",
+            *(self.folder.path.name, self.state.round, self.run.training.rounds, metrics["accuracy_top1"]),
+            *(metrics["perplexity"], self.spent.epsilon, self.spent.accountant),
+        )
+        return metrics
 
     def stop(self, error: BudgetExceeded) -> RoundReport:
         """End the run before a round that would exceed a budget, and return its last report.
@@ -520,6 +539,7 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
         # If this process is killed, an old statement would cover fewer rounds than the saved model.
         folder.statement.unlink(missing_ok=True)
         try:
+            active.repeat_lost_evaluation()
             yield active
         finally:
             # Also when the caller leaves the loop early or presses Ctrl-C.
