@@ -119,7 +119,7 @@ def test_the_declared_budget_is_the_claim_at_its_delta_and_above_for_any_number_
         assert content["attacker"] == {**own.record, "method": own.method}
 
 
-EXAMPLES = ExampleGaussian(sampling_prob=1.0, examples_per_user=7, noise_multiplier=9.0)
+EXAMPLES = ExampleGaussian(sampling_prob=1.0, examples_per_user=2, noise_multiplier=9.0)
 SEEDED = {"mode": "reproducible", "streams": 1}
 
 
@@ -152,7 +152,7 @@ SEEDED = {"mode": "reproducible", "streams": 1}
         ({"start": {"from": "seed 0"}}, [ROUND], 1, []),
         ({"population": int(1 / DELTA) + 1}, [ROUND], 1, ["is not below 1/users"]),
         ({"population": int(1 / DELTA)}, [ROUND], 1, []),
-        ({}, [EXAMPLES], 1, ["examples were drawn, not users, and at most 7 examples"]),
+        ({}, [EXAMPLES], 1, ["examples were drawn, not users, and at most 2 examples"]),
     ],
 )
 @pytest.mark.parametrize("is_first", [True, False])

@@ -143,6 +143,7 @@ def test_fewer_parameters_bear_more_noise():
     assert not small.is_dominant
 
 
+@pytest.mark.system  # recomputes many plans
 def test_feasible_plans_meet_the_target_and_larger_cohorts_have_less_noise(monkeypatch):
     monkeypatch.setattr("unheard.privacy.planner.FEASIBLE_COHORTS", (100, 5000))
     monkeypatch.setattr("unheard.privacy.planner.FEASIBLE_ROUNDS", (500,))

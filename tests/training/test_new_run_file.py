@@ -60,6 +60,7 @@ def test_the_written_delta_is_the_default_of_the_population_in_four_digits(new_f
         assert run.claimed_delta == pytest.approx(population**-1.1, rel=5e-4)
 
 
+@pytest.mark.system  # recomputes many plans
 def test_a_target_is_met_by_the_least_noise(new_file):
     new, run = new_file(epsilon=4.0)
     event = run.plan.at(0, run.model.layout).event(0)

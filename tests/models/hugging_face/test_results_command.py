@@ -104,6 +104,7 @@ def test_the_table_has_means_deviations_and_gains(tmp_path, capsys, monkeypatch)
     assert "against users, no noise" not in table  # this setting has one run
 
 
+@pytest.mark.system
 def test_reviews_81_has_the_settings_of_its_rule():
     jobs = list(command.jobs_of(["reviews_81"]))
     assert [job.epsilon for job in jobs[:5]] == [None, 8.0, 4.0, 2.0, 1.0]
