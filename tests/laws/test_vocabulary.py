@@ -17,7 +17,7 @@ from unheard.corpus.private_vocabulary import UNIT, CorpusVocabulary, PrivateVoc
 from unheard.corpus.sources import find_sources
 from unheard.corpus.store import StoreWriter, TokenStore, write_store
 from unheard.corpus.transform import shrink_vocabulary
-from unheard.corpus.vocabulary import PublicVocabulary, ReleaseLog, Vocabulary
+from unheard.corpus.vocabulary import FileVocabulary, PublicVocabulary, ReleaseLog, Vocabulary
 from unheard.errors import CorpusCorrupt
 from unheard.privacy.events import FailureProbability, Gaussian, to_record
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
@@ -298,7 +298,11 @@ def test_two_draws_that_give_the_same_words_are_both_charged(tmp_path, monkeypat
     # Words that were drawn once are one draw wherever they are used.
     again = Preparation(fields=FIELDS, splits=RULE, vocabulary=CorpusVocabulary(path=str(stores[0].path)), shards=1)
     used = build_store(sources, tmp_path / "used", again, backend=ONE_PROCESS).store
-    draws = [store.info["vocabulary"]["draws"] for store in (*stores, used)]
-    assert draws[3] == draws[0]
-    assert [len(numbers) for numbers in draws] == [1, 1, 1, 1]
+    listed = Preparation(
+        fields=FIELDS, splits=RULE, vocabulary=FileVocabulary(path=str(stores[0].path / "vocabulary.txt")), shards=1
+    )
+    named = build_store(sources, tmp_path / "named", listed, backend=ONE_PROCESS).store
+    draws = [store.info["vocabulary"]["draws"] for store in (*stores, used, named)]
+    assert draws[4] == draws[3] == draws[0]
+    assert [len(numbers) for numbers in draws] == [1, 1, 1, 1, 1]
     assert len({number for numbers in draws for number in numbers}) == 3

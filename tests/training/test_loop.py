@@ -33,7 +33,7 @@ from unheard.errors import (
     UnprovenCombination,
 )
 from unheard.privacy.accountants import epsilon
-from unheard.privacy.ledger import Ledger
+from unheard.privacy.ledger import Ledger, run_id
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs
 from unheard.privacy.run_ledger import population_of
@@ -562,7 +562,8 @@ def test_the_list_of_a_run_with_a_private_vocabulary_keeps_its_cost(run, store, 
     )
     for name, corpus, expected in (("paid-run", paid.path, events), ("free-run", store.path, [])):
         list(unheard.train(replace(run, corpus=corpus, ledger=tmp_path / f"{name}.jsonl"), tmp_path / name))
-        assert _cost_of_list(str(tmp_path / name / "vocabulary.txt")) == expected
+        draws = [run_id(Ledger.read(tmp_path / name / "ledger.jsonl"))] if expected else []
+        assert _cost_of_list(str(tmp_path / name / "vocabulary.txt")) == (expected, draws)
 
 
 def test_a_vocabulary_that_was_paid_for_is_in_the_ledger(run, store, tmp_path, monkeypatch):

@@ -204,35 +204,38 @@ class FileVocabulary:
         Raises:
             LedgerError: The file lies in a store or a run folder whose record of the cost is damaged.
         """
+        events, draws = _cost_of_list(self.path)
         return VocabularyResult(
             vocabulary=vocabulary_from_file(self.path, self.size),
-            provenance={"source": Path(self.path).name},
-            events=_cost_of_list(self.path),
+            provenance={"source": Path(self.path).name, **({"draws": draws} if draws else {})},
+            events=events,
         )
 
 
-def _cost_of_list(path: str) -> list[dict[str, Any]]:
-    """Return the events that a word list has cost, if it is the vocabulary of the store or run folder in which it lies.
+def _cost_of_list(path: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the events that a word list has cost, and what identifies its draws (`ReleaseLog.charge`).
 
-    The list is empty for any other file.
+    Both are empty for a file that is not the vocabulary of the store or run folder in which it lies.
     """
     from unheard.privacy.events import FailureProbability, Gaussian, to_record  # here, because these load scipy
+    from unheard.privacy.ledger import run_id
     from unheard.privacy.population_ledger import read_corpus_record
     from unheard.privacy.run_ledger import read_run_ledger
 
     folder = Path(path).resolve().parent
     if (folder / "corpus.json").is_file():
         table = read_corpus_record(folder).get("vocabulary")
-        events = table.get("events", []) if isinstance(table, Mapping) else []
+        events, draws = (table.get("events", []), table.get("draws", [])) if isinstance(table, Mapping) else ([], [])
     elif (folder / "ledger.jsonl").is_file():
         ledger = read_run_ledger(folder)
         table = ledger.facts.get("vocabulary")
         events = [to_record(event) for event in ledger.events if isinstance(event, Gaussian | FailureProbability)]
+        draws = [run_id(ledger)] if events else []  # the header of a run does not name the draws
     else:
-        return []
+        return [], []
     digest = vocabulary_from_file(path).digest
     # DP: words that were paid for keep their cost, under whichever path they are named: the users may be the same.
-    return events if isinstance(table, Mapping) and table.get("sha256", digest) == digest else []
+    return (events, draws) if isinstance(table, Mapping) and table.get("sha256", digest) == digest else ([], [])
 
 
 @dataclass(frozen=True, kw_only=True)
