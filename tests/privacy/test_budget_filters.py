@@ -98,6 +98,13 @@ def test_a_run_that_was_stopped_claims_what_was_declared():
     assert "look at results" in render_text(stopped)
 
 
+def test_a_stopped_run_claims_each_repetition_of_each_of_its_rounds():
+    entries = [*done(4), *done(4)[1:], *done(4)[1:], *done(4, OTHER)[3:]]  # rounds 1 and 2 three times, 3 four times
+    claim = claim_of_run(facts(9, phases=((0, ROUND), (8, OTHER))), entries, DELTA)
+    assert dict(collapse(claim.events)[0]) == {ROUND: 8 + 6, OTHER: 1 + 1}
+    assert claim.epsilon == best_epsilon([(ROUND, 14), (OTHER, 2)], DELTA).epsilon
+
+
 def test_a_run_claims_what_was_declared_wherever_it_was_stopped():
     whole = best_epsilon([(ROUND, 12), (OTHER, 5)], DELTA).epsilon
     for length in range(1, 18):

@@ -42,6 +42,16 @@ def test_more_users_without_more_a_round_is_only_a_smaller_q():
     assert result.epsilon == best_epsilon([(meant, 30)], 1_000_000**-1.1).epsilon
 
 
+def test_rounds_that_were_repeated_would_cost_again():
+    event = PoissonGaussian(sampling_prob=0.1, noise_multiplier=0.7)
+    once = made_up_record("a", [], events=[event] * 10, users_per_round=75, population=750)
+    again = replace(once, entries=[*once.entries, *once.entries[4:]])
+    result = hypothetical_epsilon(again, 1_000_000)
+    assert result is not None
+    meant = PoissonGaussian(sampling_prob=75 / 1_000_000, noise_multiplier=0.7)
+    assert result.epsilon == best_epsilon([(meant, 16)], 1_000_000**-1.1).epsilon
+
+
 def test_no_hypothetical_epsilon_for_a_run_without_privacy_or_an_impossible_draw():
     assert hypothetical_epsilon(made_up_record("a", [], events=[NonPrivate(reason="no noise is added")]), 10**6) is None
     private = made_up_record("a", [], events=[PoissonGaussian(sampling_prob=0.1, noise_multiplier=0.7)])
