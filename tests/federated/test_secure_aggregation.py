@@ -244,6 +244,12 @@ def test_a_node_refuses_few_peers_a_low_threshold_and_doubled_keys():
     session, parties = begun(5)
     with pytest.raises(NodeError, match="majority"):
         parties[0].share(session.name, 0, session.share_request(0)["peers"], 2)
+    for n in (3, 4, 5, 6, 7, 8):  # half of an even number is no majority
+        session, parties = begun(n)
+        for i, more in ((0, 0), (1, 1)):
+            peers = session.share_request(i)["peers"]
+            with contextlib.nullcontext() if more else pytest.raises(NodeError, match="majority"):
+                parties[i].share(session.name, i, peers, len(peers) // 2 + more)
     session, parties = begun(5)
     with pytest.raises(NodeError, match="majority"):  # a secret that could not be reconstructed
         parties[0].share(session.name, 0, session.share_request(0)["peers"], 6)
