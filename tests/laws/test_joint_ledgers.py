@@ -130,6 +130,15 @@ def test_the_charges_of_an_earlier_run_are_under_its_own_name_and_counted_once(t
     assert known.events == [*parent.events, ROUND]
 
 
+def test_what_an_earlier_run_was_charged_since_the_population_saw_it_is_charged_too(tmp_path):
+    """It was trained further beside a copy of the store, and the new run begins from its last model."""
+    parent, population = run_ledger(tmp_path / "parent", 2), PopulationLedger.open(tmp_path / "ledger.jsonl", {})
+    JointLedger(parent, population)
+    parent.charge(ROUND, 2)
+    JointLedger.register(run_ledger(tmp_path / "child", 0), population, "child", parent=parent)
+    assert population.runs["parent"].events == parent.events
+
+
 def test_each_file_of_a_run_is_asked_for_everything_that_it_remembers(tmp_path):
     folder = RunFolder(tmp_path)
     folder.checkpoints.mkdir()

@@ -525,6 +525,12 @@ def test_verify_knows_the_tokenizer_of_a_run_without_its_store(base):
     assert "tokens.json is missing" in findings(base / "r")["tokens"]
 
 
+def test_a_model_is_not_opened_without_the_record_of_its_tokenizer(base):
+    (base / "r" / "tokens.json").unlink()
+    with pytest.raises(RunFolderError, match=r"tokens\.json is not the one that the run began with"):
+        released.Released.open(base / "r")
+
+
 def test_metrics_may_be_deleted_and_begin_anew(base):
     """Neither the model nor the ledger needs metrics.jsonl. The messages about a damaged file recommend to delete it."""
     (base / "r" / "metrics.jsonl").unlink()

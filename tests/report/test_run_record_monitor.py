@@ -62,6 +62,18 @@ def test_a_run_is_followed_while_it_is_written(folder, monkeypatch):
     assert monitor.status().state == "complete"
 
 
+def test_rounds_that_are_charged_again_while_a_run_is_watched_cost_again(folder, monkeypatch):
+    monkeypatch.setattr("unheard.report.run_record.read_run_ledger", lambda folder: Ledger.read(folder.ledger))
+    monkeypatch.setattr(RunFolder, "check_metrics", lambda folder: None)
+    monitor = RunMonitor(folder.path)
+    before = monitor.status().epsilon
+    ledger = Ledger.open(folder.ledger)
+    ledger.charge(ledger.events[-1], ROUNDS - 2)
+    after = monitor.status().epsilon
+    assert after == pytest.approx(epsilons(ledger.events, ledger.facts["delta"])["rdp"])
+    assert after > before
+
+
 def test_a_run_that_was_stopped_and_one_that_fell_silent(folder, monkeypatch):
     monkeypatch.setattr(RunFolder, "check_metrics", lambda folder: None)  # its checkpoints are of a later round
     rows = folder.metrics.read_text().splitlines(keepends=True)

@@ -224,6 +224,16 @@ def test_only_the_owner_can_read_the_state_and_it_is_deleted_at_the_end(place):
     fits(folder)
 
 
+def test_noise_that_a_killed_process_left_beside_a_complete_run_is_deleted(place):
+    folder = place / "r"
+    go(run_of(place), folder, stop=ROUNDS - 1)
+    shutil.copytree(folder / "noise", place / "kept")
+    go(run_of(place), folder)
+    shutil.copytree(place / "kept", folder / "noise")
+    assert list(unheard.resume(folder)) == []
+    assert not (folder / "noise").exists()
+
+
 def test_a_smaller_total_and_a_forgotten_one_delete_no_noise_that_was_paid_for(place):
     """The total of a longer run (`resume --rounds`) is not in run.toml, so a later call may not know it."""
     folder = place / "r"
