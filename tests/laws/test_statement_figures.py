@@ -571,3 +571,12 @@ def test_rounds_of_correlated_noise_are_composed_once_for_each_block():
     assert content["rounds"]["charged"] == 9
     assert dict(composed_events(content)) == {VOCABULARY[0]: 1, Gaussian(noise_multiplier=5.0): 3}
     assert all(first["epsilon"] < second["epsilon"] for first, second in pairwise(content["curve"]))
+
+
+@pytest.mark.parametrize("where", ["of the run", "of the run before it"])
+def test_each_weakness_of_a_seeded_run_has_its_own_warning(where):
+    source = {"randomness": {"mode": "reproducible"}, "drop_duplicates": True}
+    facts = source if where == "of the run" else {"start": source}
+    seeded, dropped = statement.cautions(facts, [ROUND], 1e-9)
+    assert seeded.startswith("REPRODUCIBLE NOISE")
+    assert "were dropped before training" in dropped
