@@ -52,7 +52,7 @@ chromium:  ## Chromium for the tests of pages, from Debian (as root), unless the
 	@command -v chromium >/dev/null || { apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
 
-mutants: $(VENV)/.installed  ## Break the code in more than 900 ways and show that a test fails for each (20 to 40 minutes)
+mutants: $(VENV)/.installed  ## Break the code in more than 1,100 ways and show that a test fails for each (20 to 40 minutes)
 	$(BIN)/python -m tests.mutants.run
 
 format: $(VENV)/.installed  ## Format the code

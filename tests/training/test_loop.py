@@ -532,6 +532,10 @@ def test_nothing_is_public_for_users_one_of_whose_ledgers_is_missing(run, tmp_pa
     hidden = ledger.rename(tmp_path / "hidden")
     with pytest.raises(LedgerError, match="is missing"):
         unheard.train(replace(run, training=public), tmp_path / "second")
+    moved = replace(run, corpus=uncharged_copy(Path(run.corpus), tmp_path / "store"), ledger=ledger)
+    list(unheard.train(moved, tmp_path / "third"))
+    new_path = ledger.rename(tmp_path / "new-path.jsonl")
+    list(unheard.train(replace(moved, training=public, ledger=new_path), tmp_path / "fourth"))
     hidden.rename(ledger)
     list(unheard.train(replace(run, training=public), tmp_path / "second"))
 

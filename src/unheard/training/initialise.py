@@ -47,7 +47,7 @@ from unheard.privacy.accountants import versions
 from unheard.privacy.budget import EARLIER_RUN, PUBLIC_START, UNKNOWN_START, Budget, declaration, rounds_within
 from unheard.privacy.events import Event, NoiseLevel, from_record, to_record
 from unheard.privacy.ledger import Ledger, new_run_id, run_id
-from unheard.privacy.population_ledger import PopulationLedger, known_ledgers, open_population_ledger
+from unheard.privacy.population_ledger import PopulationLedger, known_ledgers, known_position, open_population_ledger
 from unheard.privacy.run_ledger import (
     JointLedger,
     check_ledger,
@@ -497,7 +497,9 @@ def check_public_start(run: Run, population: PopulationLedger, first: State) -> 
         return
     # DP: a run that these very users are charged for left no public model, whatever is declared.
     # DP: an earlier run on this store may have been charged to another ledger than this run.
-    elsewhere = known_ledgers(Path(run.corpus))
+    store = Path(run.corpus)
+    # A ledger that the population's ledger contains is that ledger, perhaps at an earlier path.
+    elsewhere = [p for p in known_ledgers(store) if not population.contains(known_position(store, p) or {"ledger": ""})]
     if missing := [path for path in elsewhere if not path.is_file()]:
         raise LedgerError(
             f"{missing[0]} is missing: earlier runs on {run.corpus} were charged there, so it is unknown whether "
